@@ -1,0 +1,67 @@
+"""What is known of each image before a pixel is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Label = int | tuple[int, ...]
+"""A class index; in a multi-label set the sorted indices of the labels present, `()` where none is."""
+
+Part = Literal["train", "labeled", "unlabeled", "val", "test"]
+"""Where a source's own list puts an image; `train` is still to be divided into labeled and unlabeled."""
+
+Pixels = npt.NDArray[np.uint8]
+"""Images [N, H, W, C], C being 1 or 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One image as its source describes it.
+
+    `id` is unique within the set, `path` is None for drawn images, and a `label` of None means that nobody said.
+    Images of one `group` (patient, lesion, video) are not independent of each other.
+    """
+
+    id: str
+    path: Path | None
+    label: Label | None
+    group: str | None = None
+    part: Part | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """What a source found: records in a fixed order, and remarks that a user should read.
+
+    `draw(positions, size)` makes the pixels of sets that are drawn rather than read.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    records: tuple[Record, ...]
+    multi_label: bool = False
+    root: Path | None = None
+    remarks: tuple[str, ...] = ()
+    draw: Callable[[Sequence[int], int], Pixels] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The four parts of an experiment. Records in `unlabeled` carry no label.
+
+    `truth` holds the labels of unlabeled images where somebody knows them, by id. It goes to the run folder
+    and is read by the evaluation alone.
+    """
+
+    labeled: tuple[Record, ...]
+    unlabeled: tuple[Record, ...]
+    val: tuple[Record, ...]
+    test: tuple[Record, ...]
+    truth: dict[str, Label]
+    remarks: tuple[str, ...] = ()
