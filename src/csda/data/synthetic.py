@@ -1,0 +1,238 @@
+"""`synthetic`: dermoscopy-like lesions that the package draws itself.
+
+Every image is a picture of sixteen traits (size, pigment, network, veil, ...). A class is a typical value of each
+trait; around it the traits of single lesions scatter on the logit scale, so that the classes overlap as melanomas,
+naevi and keratoses do. Skin is rendered as light sees it: melanin and blood absorb each colour by its own measure
+(Beer-Lambert), and what lies above them, scars, scales and veils, scatters and is laid over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from csda.data.records import Dataset, Part, Pixels, Record
+from csda.errors import DataError
+
+Array = npt.NDArray[np.floating]
+
+CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
+PREVALENCE = (1113, 6705, 514, 327, 1099, 115, 142)
+"""Images of each class in HAM10000."""
+
+FEWEST_TRAINING, VALIDATION, TEST = 4, 20, 100
+"""Images of each class: at least so many to train on, exactly so many to validate and to test on."""
+
+TRAITS = {
+    #               MEL  NV  BCC AKIEC BKL  DF  VASC
+    "size":         (.62, .45, .45, .55, .55, .38, .40),
+    "elongation":   (.60, .35, .45, .50, .50, .25, .35),
+    "irregularity": (.70, .30, .45, .55, .50, .22, .35),
+    "blur":         (.40, .40, .50, .75, .18, .70, .30),
+    "pigment":      (.72, .52, .22, .22, .45, .35, .25),
+    "blood":        (.25, .22, .50, .65, .22, .38, .70),
+    "variegation":  (.78, .30, .40, .40, .45, .25, .35),
+    "network":      (.50, .50, .06, .30, .20, .35, .05),
+    "globules":     (.42, .32, .20, .08, .15, .08, .06),
+    "veil":         (.50, .07, .25, .06, .12, .06, .20),
+    "scar":         (.14, .06, .15, .12, .08, .70, .06),
+    "lacunae":      (.05, .04, .08, .08, .05, .05, .80),
+    "vessels":      (.15, .05, .70, .35, .08, .12, .10),
+    "scale":        (.06, .04, .18, .65, .30, .10, .05),
+    "milia":        (.08, .05, .12, .15, .60, .06, .04),
+    "ridges":       (.06, .06, .05, .05, .45, .06, .04),
+}  # fmt: skip
+"""The typical value, in 0..1, of each trait in each of `CLASSES`."""
+
+SPREAD = 0.8
+"""Standard deviation of a trait within its class, in logits, at difficulty 1."""
+
+MELANIN = np.array([0.62, 1.05, 1.35], np.float32)
+BLOOD = np.array([0.16, 1.00, 0.80], np.float32)
+"""How strongly melanin and blood absorb red, green and blue."""
+
+SMALLEST_CANVAS = 64
+CHUNK_PIXELS = 1 << 17
+
+
+def load(seed: int = 0, images: int = 3000, difficulty: float = 1.0) -> Dataset:
+    """The embedded data set: `images` to train on in HAM10000's proportions, and balanced val and test parts.
+
+    `difficulty` scales how far lesions scatter around what is typical of their class: at 0 all lesions of a class
+    share their traits, at 1 the classes overlap, beyond that they run into each other.
+    """
+    if images < FEWEST_TRAINING * len(CLASSES):
+        raise DataError(
+            f"synthetic: {images} images cannot hold {FEWEST_TRAINING} of each of {len(CLASSES)} classes; "
+            f"ask for {FEWEST_TRAINING * len(CLASSES)} or more."
+        )
+    counts: dict[Part, list[int]] = {
+        "train": training_counts(images),
+        "val": [VALIDATION] * len(CLASSES),
+        "test": [TEST] * len(CLASSES),
+    }
+    order = np.random.default_rng((seed, 0))
+    labels = np.concatenate([order.permutation(np.repeat(np.arange(len(CLASSES)), each)) for each in counts.values()])
+    parts = [part for part, each in counts.items() for _ in range(sum(each))]
+    records = tuple(
+        Record(id=f"synthetic-{position:05d}", path=None, label=int(label), part=part)
+        for position, (label, part) in enumerate(zip(labels, parts, strict=True))
+    )
+    return Dataset("synthetic", CLASSES, records, draw=partial(draw, seed, labels, difficulty))
+
+
+def training_counts(images: int) -> list[int]:
+    """Images of each class, by HAM10000's proportions; NV, the most frequent, gives what rounding and rarity take."""
+    counts = [max(FEWEST_TRAINING, round(images * count / sum(PREVALENCE))) for count in PREVALENCE]
+    counts[CLASSES.index("NV")] += images - sum(counts)
+    return counts
+
+
+def draw(seed: int, labels: npt.NDArray[np.int64], difficulty: float, positions: Sequence[int], size: int) -> Pixels:
+    """The images at `positions` as uint8 [N, size, size, 3]; each depends on its seed, position and label alone."""
+    pixels = np.empty((len(positions), size, size, 3), np.uint8)
+    # Small images are averaged down from a larger canvas, or fine structure would alias instead of blurring.
+    canvas = size * -(-SMALLEST_CANVAS // size)
+    chunk = max(1, CHUNK_PIXELS // canvas**2)
+    for start in range(0, len(positions), chunk):
+        some = positions[start : start + chunk]
+        dice = Dice(seed, some)
+        image = paint(dice, draw_traits(dice, labels[np.asarray(some)], difficulty), canvas)
+        fine = image.reshape(len(some), 3, size, canvas // size, size, canvas // size)
+        pixels[start : start + chunk] = np.rint(255 * fine.mean((3, 5)).clip(0, 1)).transpose(0, 2, 3, 1)
+    return pixels
+
+
+class Dice:
+    """Random numbers for a few images at once, [N, count] a call, where each image has a stream of its own."""
+
+    def __init__(self, seed: int, positions: Sequence[int]) -> None:
+        self.streams = [np.random.default_rng((seed, 1, position)) for position in positions]
+
+    def uniform(self, count: int, low: float = 0.0, high: float = 1.0) -> Array:
+        numbers = np.stack([stream.random(count, np.float32) for stream in self.streams])
+        return np.float32(low) + np.float32(high - low) * numbers
+
+    def normal(self, count: int) -> Array:
+        return np.stack([stream.standard_normal(count, np.float32) for stream in self.streams])
+
+
+def draw_traits(dice: Dice, labels: npt.NDArray[np.int64], difficulty: float) -> dict[str, Array]:
+    """Each trait of each lesion, [N, 1, 1] in 0..1: typical of its class plus normal scatter, in logits."""
+    typical = np.array(list(TRAITS.values()), np.float32).T[labels]
+    logits = np.log(typical / (1 - typical)) + np.float32(SPREAD * difficulty) * dice.normal(len(TRAITS))
+    values = 1 / (1 + np.exp(-logits))
+    return {name: values[:, column, None, None] for column, name in enumerate(TRAITS)}
+
+
+def paint(dice: Dice, t: dict[str, Array], canvas: int) -> Array:
+    """Lesions on skin as they look under a dermatoscope, [N, 3, canvas, canvas] in about 0..1."""
+    axis = (np.arange(canvas, dtype=np.float32) + 0.5) * (2 / canvas) - 1
+    x, y = axis[None, None, :], axis[None, :, None]
+
+    # The lesion's own coordinates: u, v turned by its angle; the outline is where the distance from it is 0.
+    center = dice.uniform(2, -0.12, 0.12)[:, :, None, None]
+    angle = dice.uniform(1, 0, 2 * np.pi)[:, :, None]
+    stretch = 1 + 0.55 * t["elongation"]
+    u = (x - center[:, 0]) * np.cos(angle) + (y - center[:, 1]) * np.sin(angle)
+    v = (y - center[:, 1]) * np.cos(angle) - (x - center[:, 0]) * np.sin(angle)
+    radius = np.sqrt(u * u / stretch + v * v * stretch) / (0.28 + 0.5 * t["size"])
+    lobes, notches = waves(dice, axis, 2.2), waves(dice, axis, 6.5)
+    distance = radius - 1 + t["irregularity"] * (0.30 * lobes + 0.16 * notches)
+    blur = 0.025 + 0.16 * t["blur"]
+    inside = step(-distance / blur)
+    core = step((-0.3 - distance) / 0.15)
+
+    # Textures, all bent by the same slow warp so that no grid looks ruled.
+    bend_u, bend_v = 0.10 * waves(dice, axis, 2.5), 0.10 * waves(dice, axis, 2.5)
+    pitch = dice.uniform(1, 30, 38)[:, :, None]
+    first = np.cos(pitch * (u + bend_u))
+    second = np.cos(pitch * (-0.5 * (u + bend_u) + 0.866 * (v + bend_v)))
+    third = np.cos(pitch * (0.5 * (u + bend_u) + 0.866 * (v + bend_v)))
+    mesh = 0.55 - (first + second + third) / 2.2
+    ridges = np.cos(0.8 * pitch * (u + 3 * bend_v))
+    blotches = waves(dice, axis, 3.5)
+    patches = waves(dice, axis, 2.5)
+    flakes = waves(dice, axis, 14.0)
+    tree = np.abs(waves(dice, axis, 5.0))
+    grain = waves(dice, axis, 30.0)
+
+    globules = spots(dice, axis, center, t, count=26, width=0.030, reach=0.9)
+    milia = spots(dice, axis, center, t, count=14, width=0.034, reach=0.75)
+    lacunae = spots(dice, axis, center, t, count=9, width=0.13, reach=0.6)
+
+    melanin = (
+        inside
+        * (
+            (0.25 + 1.15 * t["pigment"]) * (1 + 0.75 * t["variegation"] * blotches)
+            + 0.9 * t["pigment"] * t["network"] * mesh
+            + 0.55 * t["ridges"] * ridges
+            + 0.15 * core * t["pigment"]
+        )
+        + 0.9 * t["globules"] * inside * globules
+    )
+    vessels = np.exp(-np.square(tree / 0.07)) * step(patches / 0.3)
+    blood = inside * (
+        0.15 + 0.85 * t["blood"] * (1 + 0.25 * blotches + 0.8 * t["scale"] * mesh) + 1.0 * t["vessels"] * vessels
+    ) + 1.3 * t["lacunae"] * lacunae * step(-distance / 0.1)
+
+    tone = dice.normal(3)[:, :, None, None] * 0.03
+    slope = dice.normal(2)[:, :, None, None] * 0.02
+    shade = 1 - 0.10 * (x * x + y * y) + slope[:, 0] * x + slope[:, 1] * y + 0.012 * grain
+    melanin = np.maximum(melanin, 0) + 0.10 + tone[:, 0]
+    blood = np.maximum(blood, 0) + 0.16 + 0.02 * patches + tone[:, 1]
+    light = np.array([0.97, 0.88, 0.84], np.float32)
+    image = (
+        light[:, None, None]
+        * shade[:, None]
+        * np.exp(-MELANIN[:, None, None] * melanin[:, None] - BLOOD[:, None, None] * blood[:, None])
+    )
+
+    veil = 0.85 * t["veil"] * core * step((patches - 0.1) / 0.25)
+    scar = 0.85 * t["scar"] * step((0.42 - radius - 0.15 * lobes) / 0.10)
+    scale = 0.75 * t["scale"] * inside * step((flakes + 0.5 * blotches - 0.5) / 0.2)
+    for cover, color in (
+        (veil, (0.42, 0.47, 0.60)),
+        (scar, (0.93, 0.83, 0.80)),
+        (scale, (0.95, 0.90, 0.82)),
+        (0.85 * t["milia"] * inside * milia, (0.95, 0.88, 0.70)),
+    ):
+        image += cover[:, None] * (np.array(color, np.float32)[:, None, None] * shade[:, None] - image)
+    return image
+
+
+def waves(dice: Dice, axis: Array, frequency: float, count: int = 7) -> Array:
+    """A smooth random field of about unit variance, [N, P, P]: plane waves of around `frequency` radians a unit.
+
+    A plane wave separates, sin(ax + by) = sin(ax) cos(by) + cos(ax) sin(by), so their sum is one matrix product.
+    """
+    direction = dice.uniform(count, 0, 2 * np.pi)
+    rate = frequency * dice.uniform(count, 0.6, 1.4)
+    along = (rate * np.cos(direction))[:, :, None] * axis + dice.uniform(count, 0, 2 * np.pi)[:, :, None]
+    across = (rate * np.sin(direction))[:, :, None] * axis
+    rows = np.concatenate([np.cos(across), np.sin(across)], 1).transpose(0, 2, 1)
+    columns = np.concatenate([np.sin(along), np.cos(along)], 1) * np.float32(np.sqrt(2 / count))
+    field: Array = rows @ columns
+    return field
+
+
+def spots(
+    dice: Dice, axis: Array, center: Array, traits: dict[str, Array], count: int, width: float, reach: float
+) -> Array:
+    """Round spots scattered over the lesion, [N, P, P] in 0..1; a Gaussian separates, so this too is one product."""
+    turn, far = dice.uniform(count, 0, 2 * np.pi), np.sqrt(dice.uniform(count))
+    far = far * reach * (0.28 + 0.5 * traits["size"][:, :, 0])
+    sharp = 1 / (width * dice.uniform(count, 0.6, 1.3))
+    columns = np.exp(-0.5 * ((axis - (center[:, 0] + (far * np.cos(turn))[:, :, None])) * sharp[:, :, None]) ** 2)
+    rows = np.exp(-0.5 * ((axis - (center[:, 1] + (far * np.sin(turn))[:, :, None])) * sharp[:, :, None]) ** 2)
+    heights: Array = rows.transpose(0, 2, 1) @ columns
+    return step((heights - 0.55) / 0.12)
+
+
+def step(values: Array) -> Array:
+    """A smooth step from 0 to 1 around 0: the logistic function, without overflow."""
+    swing: Array = np.tanh(values / 2)
+    return (1 + swing) / 2
