@@ -1,0 +1,31 @@
+"""Few labels, many images, rare classes: class-specific distribution alignment for medical image classification.
+
+The names below load when first used, so that `import csda` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from csda.condition_queue import VariableConditionQueue
+    from csda.marginals import ClassMarginals
+    from csda.predict import load
+    from csda.training import train
+
+__version__ = "0.1.0"
+__all__ = ["ClassMarginals", "VariableConditionQueue", "load", "train"]
+
+_HOMES = {
+    "ClassMarginals": "csda.marginals",
+    "VariableConditionQueue": "csda.condition_queue",
+    "load": "csda.predict",
+    "train": "csda.training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'csda' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,197 @@
+"""What a run is: typed settings, from a preset, a TOML file and `--set`; an unknown key is an error.
+
+Settings that every method has stand in `RunConfig`. A method's own settings are typed in its file; here they travel
+as `method_settings`, complete with defaults, so that `config.toml` says all that shaped a run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from csda.errors import ConfigError
+
+Setting = bool | int | float | str
+
+
+class Settings(BaseModel):
+    """Base of all settings: no unknown key, no change after the start, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class RunConfig(Settings):
+    """The settings that every method has."""
+
+    data: str = Field("synthetic", description="folder of images, or 'synthetic'")
+    source: str | None = Field(None, description="how to read the folder; recognised by its layout when not given")
+    split: str | None = Field(None, description="split CSV, or the folder with a set's published lists")
+    split_by: Literal["image", "group"] = Field("image", description="what never crosses parts")
+    labels: str | None = Field(None, description="labels to keep: 300, 10% or 20/class; all when not given")
+    uncertain: Literal["remove", "zeros", "ones"] = Field("remove", description="CheXpert's uncertain cells")
+    max_unreadable: float = Field(0.01, ge=0, le=1, description="share of images that may be unreadable")
+
+    method: str = Field("csda", description="one of `csda methods`")
+    preset: str = Field("default", description="paper, default or quick")
+    seed: int = Field(0, ge=0, lt=2**31)
+
+    epochs: int = Field(40, ge=1)
+    steps_per_epoch: int = Field(250, ge=1)
+    warm_up_epochs: int = Field(1, ge=1, description="epochs on labels alone at the start")
+    image_size: int = Field(128, ge=32)
+    batch_size: int = Field(128, ge=1, description="labeled images a step")
+    unlabeled_batch_size: int = Field(128, ge=1, description="unlabeled images a step")
+    eval_batch_size: int = Field(512, ge=1)
+
+    backbone: str = Field("alexnet", description="alexnet (the paper's) or resnet18")
+    dropout: float = Field(0.5, ge=0, lt=1)
+    lr: float = Field(0.0128, gt=0, description="of losses that are means; the paper's 1e-4 is for sums over 128")
+    lr_decay: float = Field(0.1, gt=0, le=1)
+    lr_decay_at: tuple[float, ...] = Field((50 / 256, 125 / 256), description="shares of the epochs")
+    ramp: Literal["epoch", "step"] = Field("epoch", description="whether η grows by epoch or by step")
+
+    rotation: float = Field(10.0, ge=0, le=180, description="degrees")
+    translation: float = Field(0.1, ge=0, lt=1, description="share of the image")
+    flip: bool = Field(False, description="mirror images at random, for pictures without an up and a left")
+
+    prior_correction: Literal["none", "labeled"] = Field(
+        "none", description="divide the softmax by the labeled class frequencies when scoring"
+    )
+
+    device: str = Field("auto", description="auto, cpu or cuda")
+    precision: Literal["float32", "tf32", "bf16"] = Field("float32")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to torch")
+    tensorboard: bool = True
+
+    method_settings: dict[str, Any] = Field(default_factory=dict)
+
+
+# What the presets change. The method's part names settings of CSDA and its parts; a method without such a setting
+# (the baseline has no queue) goes without it.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "epochs": 256,
+        "method_settings": {
+            "refresh": "epoch",
+            "order": "train_first",
+            "teacher_update": "epoch",
+            "teacher_momentum": 0.95,
+            "temperature": "adaptive",
+        },
+    },
+    "default": {},
+    "quick": {
+        "epochs": 40,
+        "steps_per_epoch": 40,
+        "image_size": 32,
+        "batch_size": 64,
+        "unlabeled_batch_size": 64,
+        "lr": 0.05,
+        "flip": True,
+        "method_settings": {"capacity": 128, "teacher_momentum": 0.99},
+    },
+}
+
+
+def resolve(
+    choices: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    method_settings: type[Settings],
+    method_defaults: Mapping[str, Any],
+) -> RunConfig:
+    """Preset, then the method's defaults, then explicit choices, then `settings` (from --set), validated together.
+
+    `method_settings` is the class of the chosen method's own settings; `method_defaults` what its entry in METHODS
+    fixes among them (`da` is self-training with `align = "da"`).
+    """
+    name = choices.get("preset", "default")
+    if name not in PRESETS:
+        raise ConfigError(f"preset = {name!r} is unknown; choose one of {', '.join(PRESETS)}")
+    preset = dict(PRESETS[name])
+    own_fields = method_settings.model_fields
+    own = {key: value for key, value in preset.pop("method_settings", {}).items() if key in own_fields}
+    own |= method_defaults
+    run = preset | {key: value for key, value in choices.items() if value is not None}
+    for key, value in settings.items():
+        if key in RunConfig.model_fields and key != "method_settings":
+            run[key] = value
+        elif key in own_fields:
+            own[key] = value
+        else:
+            raise ConfigError(_unknown(key, [*RunConfig.model_fields, *own_fields], str(choices.get("method"))))
+    try:
+        run["method_settings"] = method_settings(**own).model_dump()
+        return RunConfig(**run)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
+    """`key=value` pairs of the command line; a value is read as TOML where it is TOML, as text otherwise."""
+    settings: dict[str, Setting] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {assignment!r} is not of the form key=value")
+        try:
+            settings[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            settings[key.strip()] = text.strip()
+    return settings
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration that a run folder holds."""
+    try:
+        return RunConfig(**tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file ({error}); restore it or start a new run") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_explain(error)}") from None
+
+
+def format_config(config: RunConfig) -> str:
+    """TOML text of a configuration; settings that are None are left out."""
+    values = config.model_dump(exclude_none=True)
+    own = values.pop("method_settings")
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+    return "\n".join([*lines, "", "[method_settings]", *(f"{key} = {_toml(value)}" for key, value in own.items()), ""])
+
+
+def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
+    """The settings in which two configurations differ, a line each."""
+    left, right = ours.model_dump(), theirs.model_dump()
+    left |= left.pop("method_settings")
+    right |= right.pop("method_settings")
+    return [f"{key}: {right.get(key)!r} → {left.get(key)!r}" for key in left | right if left.get(key) != right.get(key)]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in value.replace("\\", "\\\\").replace('"', '\\"'))
+        return f'"{escaped}"'
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return repr(value)
+
+
+def _unknown(key: str, known: list[str], method: str) -> str:
+    close = difflib.get_close_matches(key, known, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"`csda methods {method}` lists all settings"
+    return f"unknown setting {key!r} for method {method!r}: {hint}"
+
+
+def _explain(error: ValidationError) -> str:
+    """pydantic's findings in a line each, without its web addresses."""
+    findings = []
+    for finding in error.errors(include_url=False):
+        name = ".".join(str(part) for part in finding["loc"])
+        findings.append(f"{name} = {finding['input']!r}: {finding['msg'][0].lower()}{finding['msg'][1:]}")
+    return "; ".join(findings)

@@ -1,0 +1,88 @@
+"""Augmentation of a whole batch at once, from uint8 pixels to float images, each sample with its own parameters.
+
+Weak is the paper's: rotation within ±10° and translation by up to a tenth of the image, zeros outside, pixels in
+[0, 1], no mean and deviation. Strong is for FixMatch and its family: a wider affine map, then two random changes of
+colour and a cut-out, in the manner of RandAugment (Cubuk et al., 2020), as one batched computation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """How far a weak view may move an image: degrees, share of the image, and whether it may be mirrored."""
+
+    rotation: float = 10.0
+    translation: float = 0.1
+    flip: bool = False
+
+
+def plain(pixels: Tensor) -> Tensor:
+    """uint8 [B, H, W, C] to float [B, C, H, W] in [0, 1], nothing else."""
+    return pixels.permute(0, 3, 1, 2).float().div_(255.0)
+
+
+def weak(pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+    """The paper's augmentation of pixels [B, H, W, C]; float [B, C, H, W] in [0, 1]."""
+    draws = _uniform(len(pixels), 5, pixels.device, generator)
+    angle = draws[:, 0] * math.radians(augmentation.rotation)
+    shift = 2.0 * augmentation.translation * draws[:, 1:3]
+    mirror = _signs(draws[:, 3:5]) if augmentation.flip else torch.ones_like(shift)
+    return _warp(plain(pixels), angle, shift, mirror)
+
+
+def strong(pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+    """A strong view of pixels [B, H, W, C]: wide affine map, brightness, contrast, saturation, cut-out."""
+    draws = _uniform(len(pixels), 12, pixels.device, generator)
+    angle = draws[:, 0] * math.radians(max(30.0, augmentation.rotation))
+    shift = 2.0 * max(0.2, augmentation.translation) * draws[:, 1:3]
+    mirror = _signs(draws[:, 3:5]) if augmentation.flip else torch.ones_like(shift)
+    images = _warp(plain(pixels), angle, shift, mirror)
+
+    # Two of the three changes of colour apply to each sample: `left_out` names the third.
+    left_out = ((draws[:, 5] + 1.0) * 1.5).long().clamp_(0, 2)
+    strength = 1.0 + 0.9 * draws[:, 6:9]
+    strength = strength.scatter(1, left_out[:, None], 1.0)[:, :, None, None, None]
+    brightness, contrast, saturation = strength.unbind(1)
+    images = images * brightness
+    average = images.mean(dim=(1, 2, 3), keepdim=True)
+    images = average + (images - average) * contrast
+    grey = images.mean(dim=1, keepdim=True)
+    images = (grey + (images - grey) * saturation).clamp(0.0, 1.0)
+    return _cut_out(images, centre=draws[:, 9:11], side=0.25 * (draws[:, 11] + 1.0))
+
+
+def _uniform(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:
+    """Independent draws from [−1, 1)."""
+    return torch.rand(rows, columns, device=device, generator=generator).mul_(2.0).sub_(1.0)
+
+
+def _signs(draws: Tensor) -> Tensor:
+    return torch.where(draws < 0.0, -1.0, 1.0)
+
+
+def _warp(images: Tensor, angle: Tensor, shift: Tensor, mirror: Tensor) -> Tensor:
+    """Rotate, mirror and translate by bilinear sampling with zeros outside; `shift` in half image widths."""
+    cosine, sine = torch.cos(angle), torch.sin(angle)
+    across, down = mirror.unbind(1)
+    first = torch.stack((cosine * across, -sine * down, shift[:, 0]), dim=1)
+    second = torch.stack((sine * across, cosine * down, shift[:, 1]), dim=1)
+    theta = torch.stack((first, second), dim=1)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def _cut_out(images: Tensor, centre: Tensor, side: Tensor) -> Tensor:
+    """Grey squares of `side` half image widths around `centre`, both in the coordinates of `affine_grid`."""
+    size = images.shape[-1]
+    axis = (2.0 * torch.arange(size, device=images.device) + 1.0) / size - 1.0
+    outside_x = (axis - centre[:, :1]).abs() > side[:, None]
+    outside_y = (axis - centre[:, 1:]).abs() > side[:, None]
+    return torch.where((outside_x[:, None, :] | outside_y[:, :, None])[:, None], images, 0.5)

@@ -1,0 +1,78 @@
+"""The contract of a method: one step, and at most a beginning and an end of the epoch.
+
+A method never sees configuration files, paths, the optimiser or the loop. It gets a model and images and returns a
+loss. Its parameters are trained with the model's, its buffers are saved and resumed. Nothing in `step` may copy from
+the device to the host, so that a step can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet
+from csda.losses import labeled_loss
+from csda.models.two_stream import TwoStream
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a method may know of the data: its classes, and how many labeled images each has."""
+
+    num_classes: int
+    multi_label: bool
+    class_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """A loss to be minimised, and what is worth writing down; all 0-dim tensors on the device."""
+
+    loss: Tensor
+    logs: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Method(nn.Module):
+    """Base of all methods; as it stands, training on the labels alone."""
+
+    sampling: ClassVar[Literal["random", "bilateral"]] = "random"
+    """How labeled samples are drawn: shuffled passes, or more and more class-balanced (BiS)."""
+    optimizer: ClassVar[Literal["sgd", "adam"]] = "sgd"
+    teacher_trains: bool = False
+    """Whether the teacher predicts with batch statistics and dropout."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+
+    def warm_up(self, model: TwoStream, labeled: LabeledBatch) -> StepOutput:
+        """A step of the labels-only epoch: L_s of Eq. (18)."""
+        loss = labeled_loss(model(labeled.weak()), labeled.targets)
+        return StepOutput(loss, {"labeled_loss": loss.detach()})
+
+    def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
+        """Called once, after the labels-only epoch; may iterate whole sets."""
+
+    def step(
+        self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
+    ) -> StepOutput:
+        """One step; `progress` grows from 0 to 1 over the training."""
+        raise NotImplementedError
+
+    def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool, progress: Tensor) -> None:
+        """Called after each epoch but the labels-only one; may iterate whole sets."""
+
+    def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
+        """For the evaluation: what would be guessed for unlabeled images [B, …], before and after refinement."""
+        probs = self.probabilities(model.guess(images))
+        return probs, probs
+
+    def history(self) -> dict[str, Tensor]:
+        """State worth keeping each epoch, by the names of `history.npz`."""
+        return {}
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return torch.sigmoid(logits) if self.task.multi_label else torch.softmax(logits, dim=-1)

@@ -1,0 +1,171 @@
+"""The paper's two parts as one that any self-training method can take: a guess is aligned, then queued.
+
+`align` and `queue` are independent switches. With both off, guesses pass unchanged and the unlabeled batch itself is
+trained on; with both on, this is CSDA with its Variable Condition Queue.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from csda.alignment import thresholds
+from csda.condition_queue import VariableConditionQueue
+from csda.config import Settings
+from csda.data.batches import Batch, ImagePool, LabeledBatch
+from csda.marginals import AgnosticMarginals, ClassMarginals
+from csda.methods.base import Task
+
+
+class RefinementSettings(Settings):
+    """Settings of alignment and queue; the comments give the row of the open points in docs/explanation/readings.md."""
+
+    align: Literal["none", "da", "csda"] = Field("csda", description="alignment of the guesses")
+    momentum: float = Field(0.95, ge=0, lt=1, description="ω of the marginals, Eq. 11")
+    temperature: Literal["adaptive"] | float = Field(1.0, description="T: a number, or 'adaptive' for Eq. 14")  # 7
+    temperature_floor: float = Field(0.0, ge=0, le=1, description="T is never below")  # 7
+    condition: Literal["label", "prediction"] = Field("label", description="what a row of λ^x conditions on")  # 24
+    absent: Literal["replace", "ema"] = Field("replace", description="Eq. 13, first case, or an EMA towards it")  # 3
+    soft: bool = Field(True, description="soft pseudo-labels; false: one class each")  # 15
+
+    queue: Literal["none", "vcq"] = Field("vcq", description="whether a queue chooses the samples")
+    capacity: int = Field(512, ge=1, description="L of Eq. 15")
+    gamma: float = Field(1.0, ge=0, description="γ of Eq. 15")
+    delta: float = Field(0.25, ge=0, le=1, description="δ of Eq. 16")
+    minimum_length: int = Field(0, ge=0, description="of each class in the queue")  # 10
+    evict: Literal["oldest", "least_confident"] = Field("oldest", description="who leaves a full class")  # 11
+    repeats: Literal["refresh", "keep"] = Field("refresh", description="a sample admitted again")  # 12
+
+
+class Refinement(nn.Module):
+    """Marginals and queue of one training, and the way of a guess through them."""
+
+    def __init__(self, task: Task, settings: RefinementSettings) -> None:
+        super().__init__()
+        self.task = task
+        self.settings = settings
+        labels = task.num_classes if task.multi_label else None
+        classes = 2 if task.multi_label else task.num_classes
+        self.marginals = ClassMarginals(
+            classes,
+            settings.momentum,
+            settings.temperature,
+            settings.temperature_floor,
+            condition=settings.condition,
+            absent=settings.absent,
+            num_labels=labels,
+        )
+        self.agnostic = (
+            AgnosticMarginals(classes, settings.momentum, num_labels=labels) if settings.align == "da" else None
+        )
+        self.queue = (
+            VariableConditionQueue(
+                task.num_classes + task.multi_label,
+                settings.capacity,
+                settings.gamma,
+                settings.delta,
+                repeats=settings.repeats,
+                minimum_length=settings.minimum_length,
+                evict=settings.evict,
+                target_size=task.num_classes,
+            )
+            if settings.queue == "vcq"
+            else None
+        )
+
+    def start(self, labeled_probs: Tensor, targets: Tensor) -> None:
+        """λ^x from an exact pass over the labeled set, λ^u := λ^x."""
+        for marginals in self._kept():
+            marginals.start(self._pairs(labeled_probs), targets)
+
+    def observe_labeled(self, labeled_probs: Tensor, targets: Tensor) -> None:
+        for marginals in self._kept():
+            marginals.update_labeled(self._pairs(labeled_probs), targets)
+
+    def refine(self, unlabeled_probs: Tensor) -> Tensor:
+        """Learn the marginals from guesses [B, n], and align them."""
+        for marginals in self._kept():
+            marginals.update_unlabeled(self._pairs(unlabeled_probs))
+        return self.align(unlabeled_probs)
+
+    def align(self, unlabeled_probs: Tensor) -> Tensor:
+        """Eq. (10), or ReMixMatch's alignment, or nothing; [B, n] to [B, n]."""
+        if self.settings.align == "none":
+            return unlabeled_probs
+        marginals = self.agnostic if self.agnostic is not None else self.marginals
+        aligned = marginals.align(self._pairs(unlabeled_probs))
+        return aligned[..., 1] if self.task.multi_label else aligned
+
+    def targets(self, aligned: Tensor) -> Tensor:
+        """What is trained towards: the aligned guess as it is, or its class alone."""
+        if self.settings.soft:
+            return aligned
+        if self.task.multi_label:
+            return (aligned > 0.5).to(aligned.dtype)
+        return F.one_hot(aligned.argmax(dim=-1), aligned.shape[-1]).to(aligned.dtype)
+
+    def push(self, indices: Tensor, aligned: Tensor) -> None:
+        """Offer samples to the queue, Eq. (15) to (17)."""
+        assert self.queue is not None
+        labeled_confidence, unlabeled_confidence = self._queue_confidences()
+        membership = self._membership(aligned, unlabeled_confidence) if self.task.multi_label else aligned
+        self.queue.push(indices, membership, labeled_confidence, unlabeled_confidence, self.targets(aligned))
+
+    def queued(self, labeled: LabeledBatch, pool: ImagePool) -> tuple[Batch, Tensor, Tensor]:
+        """The queue's samples with their targets and a mask of the filled slots, always of the same shape.
+
+        While the whole queue is empty its slots show labeled images, masked off, so that BatchNorm sees real images in
+        natural proportions rather than one image many times.
+        """
+        assert self.queue is not None
+        indices, targets, mask = self.queue.contents()
+        batch = pool.batch(indices)
+        stand_in = labeled.pixels[torch.arange(len(indices), device=indices.device) % len(labeled)]
+        batch.pixels = torch.where(mask.any(), batch.pixels, stand_in)
+        return batch, targets, mask
+
+    def history(self) -> dict[str, Tensor]:
+        """State of this epoch, by the names of `history.npz`."""
+        marginals = self.marginals
+        state = {"labeled_marginals": marginals.labeled, "unlabeled_marginals": marginals.unlabeled}
+        if self.settings.align == "csda":
+            state["temperatures"] = marginals.temperatures()
+        if self.queue is not None:
+            state["queue_counts"] = self.queue.counts()
+        return state
+
+    def _kept(self) -> list[ClassMarginals | AgnosticMarginals]:
+        return [self.marginals] if self.agnostic is None else [self.marginals, self.agnostic]
+
+    def _pairs(self, probs: Tensor) -> Tensor:
+        """Multi-label probabilities [B, K] as K distributions over absent and present, [B, K, 2]."""
+        return torch.stack((1.0 - probs, probs), dim=-1) if self.task.multi_label else probs
+
+    def _queue_confidences(self) -> tuple[Tensor, Tensor]:
+        """c^x and c^u for the classes of the queue; in a multi-label set the K labels, then "none" of them."""
+        marginals = self.marginals
+        if not self.task.multi_label:
+            return marginals.labeled_confidence, marginals.unlabeled_confidence
+        labeled, unlabeled = (
+            torch.cat((confidence[:, 1], confidence[:, 0].mean(dim=0, keepdim=True)))
+            for confidence in (marginals.labeled_confidence, marginals.unlabeled_confidence)
+        )
+        return labeled, unlabeled
+
+    def _membership(self, aligned: Tensor, unlabeled_confidence: Tensor) -> Tensor:
+        """Each multi-label sample [B, K] in one class of the queue, [B, K + 1].
+
+        The label whose probability exceeds its threshold by the largest factor, or "none" where no label exceeds its
+        own, with the probability that even the likeliest label is absent. This is the project's extension: the paper
+        defines the queue by an argmax, which several labels at once do not have.
+        """
+        limits = thresholds(unlabeled_confidence, self.settings.delta)[:-1]
+        excess, label = (aligned / limits.clamp_min(1e-6)).max(dim=-1)
+        none = 1.0 - aligned.amax(dim=-1)
+        chosen = torch.where(excess > 1.0, label, aligned.shape[-1])
+        strength = torch.where(excess > 1.0, aligned.gather(1, label[:, None])[:, 0], none)
+        return torch.zeros_like(F.pad(aligned, (0, 1))).scatter(1, chosen[:, None], strength[:, None])

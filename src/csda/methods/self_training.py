@@ -1,0 +1,142 @@
+"""Self-training, plain or with the paper's parts: Algorithm 1.
+
+A teacher guesses labels for unlabeled images, the guesses are aligned and queued, and the student learns from the
+labeled batch and the queue. `csda`, `da`, `vcq` and `self-train` are this file with other settings.
+
+What the paper leaves open is a setting; docs/explanation/readings.md lists the readings.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet
+from csda.losses import labeled_loss, total_loss, unlabeled_loss
+from csda.methods.base import Method, StepOutput, Task
+from csda.methods.refinement import Refinement, RefinementSettings
+from csda.models.two_stream import TwoStream
+
+
+class SelfTrainingSettings(RefinementSettings):
+    """Settings of teacher and schedule, beside those of alignment and queue."""
+
+    weight: float = Field(1.0, ge=0, description="final η of Eq. 18")
+    teacher: Literal["ema", "none"] = Field("ema", description="who guesses: an EMA teacher, or the student")
+    teacher_start: Literal["copy", "initial"] = Field("copy", description="from the student after the first epoch")
+    teacher_momentum: float = Field(0.999, ge=0, le=1, description="ω of θ_e¹")
+    teacher_update: Literal["step", "epoch"] = Field("step", description="when θ_e¹ follows θ_e²")
+    teacher_mode: Literal["eval", "train"] = Field("eval", description="of BatchNorm and dropout in θ_e¹")
+    refresh: Literal["step", "epoch"] = Field("step", description="when marginals and queue are renewed")
+    refresh_batch_size: int = Field(128, ge=1, description="of the pass that renews them by epoch")
+    rebuild: bool = Field(False, description="empty the queue before each such pass")
+    order: Literal["update_first", "train_first"] = Field("update_first", description="within a step")
+    labeled_from: Literal["teacher", "student"] = Field("teacher", description="whose predictions make λ^x")
+    passes: Literal["one", "two"] = Field("one", description="of labeled and queued images through the student")
+
+
+class SelfTraining(Method):
+    """Pseudo-labels from a teacher θ_e¹ (or the student itself), refined, for a student θ_e²."""
+
+    def __init__(self, task: Task, settings: SelfTrainingSettings) -> None:
+        super().__init__(task)
+        self.settings = settings
+        self.refinement = Refinement(task, settings)
+        self.teacher_trains = settings.teacher_mode == "train"
+
+    def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
+        if self.settings.teacher_start == "copy":
+            model.start_teacher()
+        batches = labeled_set.order(self.settings.refresh_batch_size, shuffled=False)
+        probs = torch.cat([self._guess(model, labeled_set(indices, "plain")) for indices in batches])
+        self.refinement.start(probs, labeled_set.targets)
+        if self.refinement.queue is not None:
+            self._refresh_all(model, labeled_set, pool)
+
+    def step(
+        self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
+    ) -> StepOutput:
+        settings, queue = self.settings, self.refinement.queue
+        renews = queue is None or settings.refresh == "step"
+        trains_first = queue is not None and settings.order == "train_first"
+        labeled_images = labeled.weak()
+        if settings.teacher == "ema" and settings.teacher_update == "step":
+            model.update_teacher(settings.teacher_momentum)
+
+        aligned = None
+        if renews and not trains_first:
+            aligned = self._refresh(model, labeled_images, labeled.targets, unlabeled)
+        if queue is not None:
+            samples, targets, mask = self.refinement.queued(labeled, pool)
+        else:
+            assert aligned is not None
+            samples, targets = unlabeled, self.refinement.targets(aligned)
+            mask = torch.ones(len(samples), dtype=torch.bool, device=targets.device)
+
+        labeled_logits, unlabeled_logits = self._train(model, labeled_images, samples.weak())
+        if settings.labeled_from == "student":
+            self.refinement.observe_labeled(self.probabilities(labeled_logits.detach()), labeled.targets)
+        supervised = labeled_loss(labeled_logits, labeled.targets)
+        unsupervised = unlabeled_loss(unlabeled_logits, targets, mask, multi_label=self.task.multi_label)
+        # Algorithm 1 moves the teacher before this; here it labels with the average up to the step before.
+        if renews and trains_first:
+            self._refresh(model, labeled_images, labeled.targets, unlabeled)
+        return StepOutput(
+            total_loss(supervised, unsupervised, settings.weight * progress),
+            {
+                "labeled_loss": supervised.detach(),
+                "unlabeled_loss": unsupervised.detach(),
+                "filled": mask.float().mean(),
+            },
+        )
+
+    def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool, progress: Tensor) -> None:
+        if self.settings.teacher == "ema" and self.settings.teacher_update == "epoch":
+            model.update_teacher(self.settings.teacher_momentum)
+        if self.refinement.queue is not None and self.settings.refresh == "epoch":
+            if self.settings.rebuild:
+                self.refinement.queue.clear()
+            self._refresh_all(model, labeled_set, pool)
+
+    def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
+        probs = self._guess(model, images)
+        return probs, self.refinement.align(probs)
+
+    def history(self) -> dict[str, Tensor]:
+        return self.refinement.history()
+
+    def _guess(self, model: TwoStream, images: Tensor) -> Tensor:
+        logits = model.teach(images) if self.settings.teacher == "ema" else model.guess(images)
+        return self.probabilities(logits.float())
+
+    def _refresh(self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch) -> Tensor:
+        """Renew marginals and queue from one pair of batches; the aligned guesses for the unlabeled one."""
+        images = unlabeled.weak()
+        if self.settings.labeled_from == "teacher":
+            probs = self._guess(model, torch.cat((labeled_images, images)))
+            labeled_probs, unlabeled_probs = probs.split((len(labeled_images), len(images)))
+            self.refinement.observe_labeled(labeled_probs, targets)
+        else:
+            unlabeled_probs = self._guess(model, images)
+        aligned = self.refinement.refine(unlabeled_probs)
+        if self.refinement.queue is not None:
+            self.refinement.push(unlabeled.indices, aligned)
+        return aligned
+
+    def _refresh_all(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
+        """One pass over the unlabeled images in shuffled batches, each beside a batch of labeled ones."""
+        size = self.settings.refresh_batch_size
+        labeled_batches = cycle(list(labeled_set.order(size, shuffled=True)))
+        for indices, labeled_indices in zip(pool.order(size, shuffled=True), labeled_batches, strict=False):
+            labeled = labeled_set.batch(labeled_indices)
+            self._refresh(model, labeled.weak(), labeled.targets, pool.batch(indices))
+
+    def _train(self, model: TwoStream, labeled_images: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+        if self.settings.passes == "two":
+            return model(labeled_images), model(images)
+        labeled_logits, logits = model(torch.cat((labeled_images, images))).split((len(labeled_images), len(images)))
+        return labeled_logits, logits

@@ -1,0 +1,67 @@
+"""Teacher θ_e¹ and student θ_e² with the head θ_fc they share (the paper's Section 3.4 and Figure 2)."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from csda.models.alexnet import FEATURES
+
+
+class TwoStream(nn.Module):
+    """Two encoders of one architecture and a common head.
+
+    Gradients reach the student and the head. The teacher is a copy that follows the student by moving average; it
+    predicts in evaluation mode, its BatchNorm statistics averaged like its weights, unless `teacher_trains` asks for
+    batch statistics and dropout, as the Neighbor Matching code has it.
+    """
+
+    def __init__(self, encoder: nn.Sequential, num_outputs: int, *, teacher_trains: bool = False) -> None:
+        super().__init__()
+        self.student = encoder
+        self.teacher = deepcopy(encoder).requires_grad_(False)
+        self.head = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, num_outputs))
+        self.teacher_trains = teacher_trains
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the student: what is trained, and what predicts in the end."""
+        logits: Tensor = self.head(self.student(images))
+        return logits
+
+    @torch.no_grad()
+    def teach(self, images: Tensor) -> Tensor:
+        """Logits of the teacher, from which pseudo-labels are made."""
+        logits: Tensor = self.head(self.teacher(images))
+        return logits
+
+    @torch.no_grad()
+    def guess(self, images: Tensor) -> Tensor:
+        """Logits of the student as it would predict: evaluation mode, no gradient."""
+        training = self.student.training
+        self.student.eval()
+        logits: Tensor = self.head(self.student(images))
+        self.student.train(training)
+        return logits
+
+    @torch.no_grad()
+    def start_teacher(self) -> None:
+        """The teacher becomes a copy of the student, which the labels-only epoch has trained."""
+        for ours, theirs in zip(self._state(self.teacher), self._state(self.student), strict=True):
+            ours.copy_(theirs)
+
+    @torch.no_grad()
+    def update_teacher(self, momentum: float) -> None:
+        """Eq. (11) for the weights: θ_e¹ ← ω θ_e¹ + (1 − ω) θ_e², statistics included."""
+        torch._foreach_lerp_(self._state(self.teacher), self._state(self.student), 1.0 - momentum)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.teacher.train(mode and self.teacher_trains)
+        return self
+
+    @staticmethod
+    def _state(encoder: nn.Module) -> list[Tensor]:
+        return [tensor for tensor in encoder.state_dict(keep_vars=True).values() if tensor.is_floating_point()]
