@@ -1,0 +1,174 @@
+"""The variable condition queue: which unlabeled samples are trained on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from csda.alignment import admitted, queue_lengths, thresholds
+from csda.errors import ConfigError
+
+
+class VariableConditionQueue(nn.Module):
+    """Eq. (15) to (17). Unlabeled samples with their pseudo-labels, so many of each class as its confidence allows.
+
+    A push takes its samples one after the other. A sample that Eq. (17) admits leaves the place it had and joins the
+    class of its aligned prediction; one that is not admitted changes nothing. Then every class is cut to its length,
+    Eq. (15), the newest stay, and what was cut does not come back.
+
+    There are always L slots, from the newest entry to the oldest. Those that are not filled repeat the filled ones in
+    turn, with the mask off, so that every slot names a sample that can be read (sample 0 while the queue is empty).
+
+    Args:
+        num_classes: n.
+        capacity: L.
+        gamma: γ of Eq. (15).
+        delta: δ of Eq. (16).
+        minimum_length: slots that every class has in any case; the paper has none.
+        repeats: a sample admitted again is to "refresh" its entry, or to "keep" it and have one more.
+        evict: which entries leave a class that is too long, the "oldest" or the "least_confident".
+        target_size: width of the targets, where they are not the aligned predictions themselves.
+        process_group: processes that push together; every one of them then holds the same queue.
+
+    >>> queue = VariableConditionQueue(num_classes=2, capacity=4)
+    >>> aligned = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> queue.push(torch.tensor([7, 8, 9]), aligned, torch.tensor([0.3, 0.9]), torch.tensor([0.5, 0.5]))
+    >>> indices, targets, mask = queue.contents()
+    >>> indices, mask
+    (tensor([9, 8, 9, 8]), tensor([ True,  True, False, False]))
+    >>> queue.counts()
+    tensor([1, 1])
+    """
+
+    indices: Tensor
+    targets: Tensor
+    classes: Tensor
+    confidences: Tensor
+    mask: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        capacity: int = 512,
+        gamma: float = 1.0,
+        delta: float = 0.25,
+        *,
+        minimum_length: int = 0,
+        repeats: Literal["refresh", "keep"] = "refresh",
+        evict: Literal["oldest", "least_confident"] = "oldest",
+        target_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        if minimum_length * num_classes > capacity:
+            raise ConfigError(
+                f"A queue with capacity = {capacity} cannot hold minimum_length = {minimum_length} samples of each of "
+                f"{num_classes} classes; raise the capacity to {minimum_length * num_classes} or lower the minimum."
+            )
+        self.num_classes = num_classes
+        self.capacity = capacity
+        self.gamma = gamma
+        self.delta = delta
+        self.minimum_length = minimum_length
+        self.repeats = repeats
+        self.evict = evict
+        self.process_group = process_group
+        self.register_buffer("indices", torch.zeros(capacity, dtype=torch.int64))
+        self.register_buffer("targets", torch.zeros(capacity, target_size or num_classes))
+        self.register_buffer("classes", torch.zeros(capacity, dtype=torch.int64))
+        self.register_buffer("confidences", torch.zeros(capacity))
+        self.register_buffer("mask", torch.zeros(capacity, dtype=torch.bool))
+
+    @torch.no_grad()
+    def push(
+        self,
+        indices: Tensor,
+        aligned: Tensor,
+        labeled_confidence: Tensor,
+        unlabeled_confidence: Tensor,
+        targets: Tensor | None = None,
+    ) -> None:
+        """Eq. (17) for each sample, then Eq. (15) for each class.
+
+        With a process group every process pushes equally many samples, and they are taken in the order of the ranks.
+
+        Args:
+            indices: int64 [B], positions in the unlabeled part.
+            aligned: q̃ [B, n]; its maximum is the confidence and its argmax the class.
+            labeled_confidence: c^x [n], for the lengths.
+            unlabeled_confidence: c^u [n], for the thresholds.
+            targets: [B, target_size], what to train on; the aligned predictions if not given.
+        """
+        indices, aligned = self._gather(indices), self._gather(aligned)
+        targets = aligned if targets is None else self._gather(targets)
+        confidences, classes = aligned.max(-1)
+        lengths = queue_lengths(labeled_confidence, self.capacity, self.gamma, self.minimum_length)
+
+        # All candidates, from the newest to the oldest: the pushed samples in reverse, then what the queue holds.
+        alive = torch.cat([admitted(aligned, thresholds(unlabeled_confidence, self.delta)).flip(0), self.mask])
+        indices = torch.cat([indices.flip(0), self.indices])
+        classes = torch.cat([classes.flip(0), self.classes])
+        targets = torch.cat([targets.flip(0).to(self.targets.dtype), self.targets])
+        confidences = torch.cat([confidences.flip(0).to(self.confidences.dtype), self.confidences])
+
+        if self.repeats == "refresh":
+            alive = alive & _is_first(indices.masked_fill(~alive, -1))
+        if self.evict == "oldest":
+            order = torch.arange(len(alive), device=alive.device)
+        else:
+            order = confidences.argsort(descending=True, stable=True)
+        # What is not alive forms a class of its own, of length 0.
+        kept = _is_among_first(classes.masked_fill(~alive, self.num_classes), F.pad(lengths, (0, 1)), order)
+
+        # The kept move to the front in their order, and the slots behind them repeat them in turn.
+        number = kept.sum()
+        slots = torch.arange(self.capacity, device=kept.device)
+        source = kept.logical_not().byte().argsort(stable=True)[slots % number.clamp(min=1)]
+        empty = number == 0
+        self.indices.copy_(indices[source].masked_fill(empty, 0))
+        self.targets.copy_(targets[source].masked_fill(empty, 0))
+        self.classes.copy_(classes[source].masked_fill(empty, 0))
+        self.confidences.copy_(confidences[source].masked_fill(empty, 0))
+        self.mask.copy_(slots < number)
+
+    def contents(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The L slots: indices int64 [L], targets [L, target_size], and bool [L], which of them are filled."""
+        return self.indices.clone(), self.targets.clone(), self.mask.clone()
+
+    def counts(self) -> Tensor:
+        """How many entries each class has, int64 [n]."""
+        every = torch.arange(self.num_classes, device=self.classes.device)
+        return ((self.classes[:, None] == every) & self.mask[:, None]).sum(0)
+
+    def clear(self) -> None:
+        """Empty all slots."""
+        for values in self.buffers():
+            values.zero_()
+
+    def _gather(self, values: Tensor) -> Tensor:
+        if self.process_group is None:
+            return values
+        parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.process_group))]
+        dist.all_gather(parts, values.contiguous(), group=self.process_group)
+        return torch.cat(parts)
+
+
+def _is_first(values: Tensor) -> Tensor:
+    """For each element whether no earlier one has the same value."""
+    ordered, order = values.sort(stable=True)
+    first = F.pad(ordered[1:] != ordered[:-1], (1, 0), value=True)
+    return torch.empty_like(first).scatter_(0, order, first)
+
+
+def _is_among_first(classes: Tensor, lengths: Tensor, order: Tensor) -> Tensor:
+    """For each element whether fewer than lengths[class] of its class precede it in the order given."""
+    order = order[classes[order].argsort(stable=True)]
+    ordered = classes[order]
+    # As many places ahead as its class is long, there is another class, or nothing.
+    ahead = torch.arange(len(order), device=order.device) - lengths[ordered]
+    among = (ahead < 0) | (ordered[ahead.clamp(min=0)] != ordered)
+    return torch.empty_like(among).scatter_(0, order, among)

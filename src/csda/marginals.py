@@ -1,0 +1,260 @@
+"""What the model predicts on average, kept over the steps of a training by exponential moving averages, Eq. (11)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from csda.alignment import absent_confidence, absent_rows, align, align_agnostic, class_sums, temper, temperatures
+from csda.errors import DataError
+
+
+class ClassMarginals(nn.Module):
+    """Eq. (11) to (14). The marginal predictions and mean confidences of each class, and alignment with them.
+
+    Eq. (11) is EMA_t = EMA_{t-1} · ω + z_t · (1 − ω), z_t being the mean over the batch's samples of a class. A class
+    with no labeled sample in the batch keeps its row of `labeled`; a class that no unlabeled sample was predicted as
+    gets the estimate of Eq. (13). Rows begin uniform, and a class's first observation replaces its row; `start`
+    replaces all of them at once.
+
+    Args:
+        num_classes: n.
+        momentum: ω.
+        temperature: "adaptive" for Eq. (14), or the same number for every class; 1 switches tempering off.
+            It applies when aligning and is never written back into `labeled`.
+        temperature_floor: the least that Eq. (14) may give.
+        condition: what row i of `labeled` is the mean over: labeled samples whose "label" is i, as in the paper, or
+            whose "prediction" is i, as on the unlabeled side.
+        absent: the estimate of Eq. (13) is to "replace" the row, as in the paper, or to enter it by "ema".
+        num_labels: K in a multi-label task, with two classes each: then buffers and arguments have an axis K before
+            that of the classes, and labels are 0 or 1, [B, K].
+        process_group: processes that share their samples; every one of them then holds the same averages.
+
+    Attributes:
+        labeled: λ^x [n, n], row i being the mean prediction for class i.
+        unlabeled: λ^u [n, n]. A sample belongs to the class that is predicted for it.
+        labeled_confidence: c^x [n].
+        unlabeled_confidence: c^u [n]. Not the diagonal of λ^u: Eq. (13) averages other ratios for it.
+
+    >>> marginals = ClassMarginals(num_classes=2, temperature=1.0)
+    >>> marginals.start(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 1]))
+    >>> marginals.update_unlabeled(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.4, 0.6]]))
+    >>> marginals.unlabeled
+    tensor([[0.8100, 0.1900],
+            [0.4000, 0.6000]])
+    >>> marginals.align(torch.tensor([[0.81, 0.19]]))
+    tensor([[0.8000, 0.2000]])
+    """
+
+    labeled: Tensor
+    unlabeled: Tensor
+    labeled_confidence: Tensor
+    unlabeled_confidence: Tensor
+    labeled_observed: Tensor
+    unlabeled_observed: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        momentum: float = 0.95,
+        temperature: float | Literal["adaptive"] = "adaptive",
+        temperature_floor: float = 0.0,
+        *,
+        condition: Literal["label", "prediction"] = "label",
+        absent: Literal["replace", "ema"] = "replace",
+        num_labels: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.temperature = temperature
+        self.temperature_floor = temperature_floor
+        self.condition = condition
+        self.absent = absent
+        self.process_group = process_group
+        classes = _shape(num_classes, num_labels)
+        for part in ("labeled", "unlabeled"):
+            self.register_buffer(part, torch.full((*classes, num_classes), 1 / num_classes))
+            self.register_buffer(f"{part}_confidence", torch.full(classes, 1 / num_classes))
+            # 1 where a row rests on samples, 0 where it does not; a float, so that it has the dtype of the rows.
+            self.register_buffer(f"{part}_observed", torch.zeros(classes))
+
+    @torch.no_grad()
+    def start(self, probs: Tensor, labels: Tensor) -> None:
+        """Take λ^x and c^x exactly from one pass over the labeled set, and set λ^u := λ^x and c^u := c^x.
+
+        A class that is never predicted, where `condition` is "prediction", starts from the samples labeled with it.
+
+        Args:
+            probs: [N, n], predictions on the whole labeled set.
+            labels: int64 [N].
+        """
+        rows, present = self._class_means(probs, labels)
+        if missing := (~present).nonzero().tolist():
+            names = ", ".join(" = ".join(map(str, class_index)) for class_index in missing)
+            kind = "class" if present.dim() == 1 else "label"
+            raise DataError(f"No labeled image has {kind} {names}; label at least one or leave that {kind} out.")
+        if self.condition == "prediction":
+            predicted_rows, predicted = self._class_means(probs, probs.argmax(-1))
+            rows = torch.where(predicted[..., None], predicted_rows, rows)
+        for part in (self.labeled, self.unlabeled):
+            part.copy_(rows)
+        for confidence in (self.labeled_confidence, self.unlabeled_confidence):
+            confidence.copy_(_diagonal(rows))
+        for observed in (self.labeled_observed, self.unlabeled_observed):
+            observed.fill_(1)
+
+    @torch.no_grad()
+    def update_labeled(self, probs: Tensor, labels: Tensor) -> None:
+        """Eq. (11) and (12). λ_i^x ← λ_i^x · ω + mean p · (1 − ω), and c_i^x likewise, for each class i in the batch.
+
+        Args:
+            probs: p [B, n], predictions on labeled samples.
+            labels: int64 [B].
+        """
+        rows, present = self._class_means(probs, labels if self.condition == "label" else probs.argmax(-1))
+        rate = (1 - self.momentum * self.labeled_observed) * present
+        self.labeled.lerp_(rows, rate[..., None])
+        self.labeled_confidence.lerp_(_diagonal(rows), rate)
+        self.labeled_observed.masked_fill_(present, 1)
+
+    @torch.no_grad()
+    def update_unlabeled(self, probs: Tensor) -> None:
+        """Eq. (13). λ_i^u ← λ_i^u · ω + mean q · (1 − ω), or its estimate where no sample was predicted as i.
+
+        Args:
+            probs: q [B, n], predictions on unlabeled samples.
+        """
+        rows, present = self._class_means(probs, probs.argmax(-1))
+        confidence = torch.where(
+            present, _diagonal(rows), absent_confidence(self.labeled_confidence, self.unlabeled_confidence)
+        )
+        rows = torch.where(present[..., None], rows, absent_rows(self.labeled, self.unlabeled))
+        rate = 1 - self.momentum * self.unlabeled_observed
+        rate = rate.masked_fill(~present, 1 if self.absent == "replace" else 1 - self.momentum)
+        self.unlabeled.lerp_(rows, rate[..., None])
+        self.unlabeled_confidence.lerp_(confidence, rate)
+        self.unlabeled_observed.masked_fill_(present, 1)
+
+    @torch.no_grad()
+    def align(self, probs: Tensor) -> Tensor:
+        """Eq. (10), with Normalize((λ_i^x)^T_i) in the place of λ_i^x.
+
+        Args:
+            probs: q [B, n].
+
+        Returns:
+            q̃ [B, n].
+        """
+        return align(probs, temper(self.labeled, self.temperatures()), self.unlabeled)
+
+    @torch.no_grad()
+    def temperatures(self) -> Tensor:
+        """Eq. (14). T [n], or the constant that stands in its place."""
+        if self.temperature == "adaptive":
+            return temperatures(self.labeled_confidence, self.temperature_floor)
+        return torch.full_like(self.labeled_confidence, self.temperature)
+
+    def _class_means(self, probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """Eq. (12). Row i is the mean over the samples of class i, zero where there is none; and which have some."""
+        sums, numbers = class_sums(probs.to(self.labeled.dtype), classes)
+        _reduce(self.process_group, sums, numbers)
+        return sums / numbers.clamp(min=1)[..., None], numbers > 0
+
+
+class AgnosticMarginals(nn.Module):
+    """Eq. (11) for the marginals of all classes together, and ReMixMatch's alignment with them.
+
+    It has the methods of `ClassMarginals` and no confidences: where the queue needs those, keep both.
+
+    Args:
+        num_classes: n.
+        momentum: ω.
+        source: what the labeled marginal is the mean of, the "prediction", as this paper has it, or the "label", as in
+            ReMixMatch.
+        num_labels: K in a multi-label task, as in `ClassMarginals`.
+        process_group: processes that share their samples.
+
+    Attributes:
+        labeled: λ^x [n].
+        unlabeled: λ^u [n].
+
+    >>> marginals = AgnosticMarginals(num_classes=2)
+    >>> marginals.update_labeled(torch.tensor([[0.8, 0.2], [0.2, 0.8]]), torch.tensor([0, 1]))
+    >>> marginals.update_unlabeled(torch.tensor([[0.8, 0.2], [0.7, 0.3]]))
+    >>> marginals.align(torch.tensor([[0.6, 0.4]]))
+    tensor([[0.3333, 0.6667]])
+    """
+
+    labeled: Tensor
+    unlabeled: Tensor
+    labeled_observed: Tensor
+    unlabeled_observed: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        momentum: float = 0.95,
+        *,
+        source: Literal["prediction", "label"] = "prediction",
+        num_labels: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.source = source
+        self.process_group = process_group
+        for part in ("labeled", "unlabeled"):
+            self.register_buffer(part, torch.full(_shape(num_classes, num_labels), 1 / num_classes))
+            self.register_buffer(f"{part}_observed", torch.zeros(()))
+
+    @torch.no_grad()
+    def start(self, probs: Tensor, labels: Tensor) -> None:
+        """Take λ^x exactly from one pass over the labeled set, predictions [N, n] and labels [N], and λ^u := λ^x."""
+        for observed in (self.labeled_observed, self.unlabeled_observed):
+            observed.zero_()
+        self.update_labeled(probs, labels)
+        self.unlabeled.copy_(self.labeled)
+        self.unlabeled_observed.copy_(self.labeled_observed)
+
+    @torch.no_grad()
+    def update_labeled(self, probs: Tensor, labels: Tensor) -> None:
+        """Eq. (11). λ^x ← λ^x · ω + mean p · (1 − ω), for predictions p [B, n] on samples with labels [B]."""
+        if self.source == "label":
+            probs = labels[..., None] == torch.arange(probs.shape[-1], device=probs.device)
+        self._average(self.labeled, self.labeled_observed, probs)
+
+    @torch.no_grad()
+    def update_unlabeled(self, probs: Tensor) -> None:
+        """Eq. (11). λ^u ← λ^u · ω + mean q · (1 − ω), for predictions q [B, n]."""
+        self._average(self.unlabeled, self.unlabeled_observed, probs)
+
+    @torch.no_grad()
+    def align(self, probs: Tensor) -> Tensor:
+        """Eq. (10) without its subscripts, for predictions q [B, n]."""
+        return align_agnostic(probs, self.labeled, self.unlabeled)
+
+    def _average(self, average: Tensor, observed: Tensor, values: Tensor) -> None:
+        total = values.to(average.dtype).sum(0)
+        number = torch.full_like(observed, values.shape[0])
+        _reduce(self.process_group, total, number)
+        rate = (1 - self.momentum * observed) * (number > 0)
+        average.lerp_(total / number.clamp(min=1), rate)
+        observed.masked_fill_(number > 0, 1)
+
+
+def _shape(num_classes: int, num_labels: int | None) -> tuple[int, ...]:
+    return (num_classes,) if num_labels is None else (num_labels, num_classes)
+
+
+def _diagonal(rows: Tensor) -> Tensor:
+    return rows.diagonal(dim1=-2, dim2=-1)
+
+
+def _reduce(group: dist.ProcessGroup | None, *sums: Tensor) -> None:
+    if group is not None:
+        for values in sums:
+            dist.all_reduce(values, group=group)
