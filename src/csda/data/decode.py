@@ -1,0 +1,209 @@
+"""From an image file to a uint8 square, whatever the file is: JPEG, PNG, TIFF, BMP, WebP, GIF or DICOM.
+
+What is decided here for everybody:
+
+- The aspect ratio is not kept: an image is squashed to size × size with an antialiasing filter, as in the paper.
+- Transparent pixels lie on black, the background of most medical images.
+- EXIF rotation is applied.
+- A file with several frames is refused rather than cut to its first; the exception is MPO, a photograph with a preview.
+- 16-bit grey values are divided by the range of the fewest bits, 8, 12 or 16, that hold them: twelve-bit detectors
+  are commonly stored in sixteen. 32-bit and floating-point values within [0, 1] keep that range, all others are
+  stretched from their smallest to their largest.
+- DICOM values go through the modality transform, then through the first window; where there is none they are
+  stretched from their smallest to their largest. MONOCHROME1 is inverted.
+- An image of more than `MAX_PIXELS` is refused by its header.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from csda.data.records import Pixels
+from csda.errors import DataError
+
+MAX_PIXELS = 50_000_000
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm", ".dicom"}
+)
+DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
+GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
+
+
+class Header(NamedTuple):
+    """What a file says of itself before its pixels are decoded."""
+
+    format: str
+    width: int
+    height: int
+    grey: bool
+
+
+class _RefusedError(Exception):
+    """The reason why a file is not used, without its path."""
+
+
+def read_header(path: Path) -> Header:
+    """Format, size and colour of the image; a `DataError` names the path and what is wrong with it."""
+    try:
+        with _opened(path) as file:
+            if _is_dicom(path, file):
+                return _dicom_header(_read_dicom(file, stop_before_pixels=True))
+            with Image.open(file) as image:
+                return _header(image)
+    except Exception as error:
+        raise DataError(f"{path}: {_reason(error)}") from error
+
+
+def read_image(path: Path, size: int, channels: int) -> Pixels:
+    """The image as uint8 [size, size, channels]; a `DataError` names the path and what is wrong with it."""
+    try:
+        with _opened(path) as file:
+            image = _dicom_image(file) if _is_dicom(path, file) else _plain_image(file, size)
+        image = image.convert("L" if channels == 1 else "RGB")
+        # Several times too large, an image is first shrunk by a whole factor: the same to the eye and much faster.
+        image = image.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
+        return np.asarray(image).reshape(size, size, channels)
+    except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
+        raise DataError(f"{path}: {_reason(error)}") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise _RefusedError("is not a file")
+    if status.st_size == 0:
+        raise _RefusedError("is empty (0 bytes)")
+    return path.open("rb")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, _RefusedError):
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return "does not exist"
+    if isinstance(error, PermissionError):
+        return "may not be read (permission denied)"
+    if isinstance(error, UnidentifiedImageError):
+        return "is not an image in a known format"
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"has more than {MAX_PIXELS:,} pixels"
+    return f"cannot be decoded ({' '.join(str(error).split()) or type(error).__name__})"
+
+
+def _check_size(width: int, height: int) -> None:
+    if width < 1 or height < 1:
+        raise _RefusedError(f"has no pixels ({width}×{height})")
+    if width * height > MAX_PIXELS:
+        raise _RefusedError(f"has {width}×{height} pixels, more than {MAX_PIXELS:,}; shrink or cut it first")
+
+
+def _header(image: Image.Image) -> Header:
+    _check_size(*image.size)
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":
+        raise _RefusedError(f"has {frames} frames; save the one you mean as a file of its own")
+    grey = image.mode in GREY_MODES
+    if palette := image.getpalette() if image.mode in ("P", "PA") else None:
+        colors = np.array(palette).reshape(-1, 3)
+        grey = bool((colors == colors[:, :1]).all())
+    return Header(image.format or "", image.width, image.height, grey)
+
+
+def _plain_image(file: BinaryIO, size: int) -> Image.Image:
+    with Image.open(file) as image:
+        _header(image)
+        # A JPEG can be decoded at half its size or less; twice the wanted size leaves the filter enough to work on.
+        image.draft(None, (2 * size, 2 * size))
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
+            return Image.fromarray(_to_bytes(np.asarray(upright)))
+        if upright.has_transparency_data:
+            upright = upright.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", upright.size, (0, 0, 0, 255)), upright)
+        return upright
+
+
+def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Grey values of more than eight bits as eight."""
+    values = np.nan_to_num(values)
+    low, high = values.min(), values.max()
+    if values.dtype.kind == "f" and low >= 0 and high <= 1:
+        low, high = 0, 1
+    elif values.dtype.kind != "f" and low >= 0 and high <= 65535:
+        low, high = 0, next(top for top in (255, 4095, 65535) if high <= top)
+    return _stretch(values, float(low), float(high))
+
+
+def _stretch(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
+    scaled = (values.astype(np.float32) - low) * (255 / max(high - low, 1e-12))
+    pixels: Pixels = np.rint(scaled.clip(0, 255)).astype(np.uint8)
+    return pixels
+
+
+def _is_dicom(path: Path, file: BinaryIO) -> bool:
+    head = file.read(132)
+    file.seek(0)
+    return head[128:] == b"DICM" or path.suffix.lower() in DICOM_SUFFIXES
+
+
+def _read_dicom(file: BinaryIO, stop_before_pixels: bool = False) -> Any:
+    """The data set of a single-frame DICOM image of a size that may be decoded."""
+    try:
+        import pydicom
+    except ImportError:
+        raise _RefusedError("is a DICOM file, which needs pydicom: pip install 'csda[dicom]'") from None
+    from pydicom.errors import InvalidDicomError
+
+    try:
+        dicom = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
+    except InvalidDicomError:
+        raise _RefusedError("is not a DICOM file, though its name says so") from None
+    if "Rows" not in dicom or "Columns" not in dicom:
+        raise _RefusedError("is a DICOM file without an image")
+    if int(dicom.get("NumberOfFrames") or 1) > 1:
+        raise _RefusedError(f"has {dicom.NumberOfFrames} frames; save the one you mean as a file of its own")
+    _check_size(dicom.Columns, dicom.Rows)
+    return dicom
+
+
+def _dicom_header(dicom: Any) -> Header:
+    return Header("DICOM", dicom.Columns, dicom.Rows, dicom.PhotometricInterpretation.startswith("MONOCHROME"))
+
+
+def _dicom_image(file: BinaryIO) -> Image.Image:
+    dicom = _read_dicom(file)
+    from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi
+    from pydicom.pixels.utils import pixel_array
+
+    values = pixel_array(dicom)
+    if dicom.PhotometricInterpretation == "PALETTE COLOR":
+        values = apply_color_lut(values, dicom)
+    if values.ndim == 3:
+        return Image.fromarray(values if values.dtype == np.uint8 else _stretch(values, 0, np.iinfo(values.dtype).max))
+    values = apply_modality_lut(values, dicom)
+    if "WindowCenter" in dicom and "WindowWidth" in dicom:
+        grey = _window(values, dicom)
+    elif "VOILUTSequence" in dicom:
+        grey = _stretch(apply_voi(values, dicom), 0, 2 ** dicom.VOILUTSequence[0].LUTDescriptor[2] - 1)
+    else:
+        grey = _stretch(values, float(values.min()), float(values.max()))
+    return Image.fromarray(255 - grey if dicom.PhotometricInterpretation == "MONOCHROME1" else grey)
+
+
+def _window(values: npt.NDArray[Any], dicom: Any) -> npt.NDArray[np.uint8]:
+    """The first window of the file (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3)."""
+    center, width = (np.atleast_1d(dicom[name].value)[0] for name in ("WindowCenter", "WindowWidth"))
+    center, width = float(center), max(float(width), 1.0)
+    function = dicom.get("VOILUTFunction", "LINEAR")
+    if function == "SIGMOID":
+        return _stretch(1 / (1 + np.exp(-4 * (values.astype(np.float32) - center) / width)), 0, 1)
+    if function == "LINEAR":
+        center, width = center - 0.5, width - 1
+    return _stretch(values, center - width / 2, center + width / 2)
