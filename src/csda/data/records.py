@@ -39,7 +39,9 @@ class Record:
 class Dataset:
     """What a source found: records in a fixed order, and remarks that a user should read.
 
-    `draw(positions, size)` makes the pixels of sets that are drawn rather than read.
+    `draw(positions, size)` makes the pixels of sets that are drawn rather than read. `held_out` is the size of the
+    test and the validation part where the source gives none. `listed` says that published lists name the labeled
+    images, so that no budget is drawn from them again.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Dataset:
     multi_label: bool = False
     root: Path | None = None
     remarks: tuple[str, ...] = ()
+    held_out: tuple[str, str] = ("20%", "10%")
+    listed: bool = False
     draw: Callable[[Sequence[int], int], Pixels] | None = None
 
 
@@ -65,3 +69,13 @@ class Split:
     test: tuple[Record, ...]
     truth: dict[str, Label]
     remarks: tuple[str, ...] = ()
+
+
+def encode_labels(labels: Sequence[Label | None], num_classes: int, multi_label: bool) -> npt.NDArray[np.int64]:
+    """Labels as class indices [N], or as 0/1 [N, K] in a multi-label set; −1 where nobody knows."""
+    if not multi_label:
+        return np.array([-1 if label is None else label for label in labels], dtype=np.int64)
+    encoded = np.zeros((len(labels), num_classes), dtype=np.int64)
+    for row, label in enumerate(labels):
+        encoded[row, list(label) if isinstance(label, tuple) else slice(None)] = 1 if label is not None else -1
+    return encoded

@@ -1,0 +1,147 @@
+"""Tables and lists on disk, read strictly: what cannot be used is a `DataError` with the file and the row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from csda.errors import DataError
+
+NONE_PRESENT = "(none)"
+"""How a multi-label cell says that none of the labels is present, which is not the same as an empty cell."""
+
+JOIN = "|"
+"""Joins the labels of one image in a cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A CSV file with a header; each row goes with its line number, the header being row 1."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: list[tuple[int, list[str]]]
+
+    def position(self, name: str) -> int | None:
+        """Where the column is: as it is written, otherwise whatever differs in case or blanks only."""
+        if name in self.columns:
+            return self.columns.index(name)
+        alike = [i for i, column in enumerate(self.columns) if fold_name(column) == fold_name(name)]
+        return alike[0] if len(alike) == 1 else None
+
+    def require(self, name: str, way_out: str = "add it") -> int:
+        found = self.position(name)
+        if found is None:
+            raise DataError(f"{self.path}: no column `{name}` among {', '.join(self.columns)}; {way_out}")
+        return found
+
+
+def read_text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, row {row}: not UTF-8; save the file as UTF-8 text") from None
+    if "\0" in text:
+        row = text.count("\n", 0, text.index("\0")) + 1
+        raise DataError(f"{path}, row {row}: holds a NUL character; save the file as UTF-8 text")
+    return text
+
+
+def read_table(path: Path) -> Table:
+    """Reads a CSV separated by commas, semicolons or tabs, whichever its header has most of."""
+    text = read_text(path)
+    header = text.lstrip("\r\n").partition("\n")[0]
+    delimiter = max(",;\t", key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    columns: tuple[str, ...] = ()
+    rows: list[tuple[int, list[str]]] = []
+    try:
+        for cells in reader:
+            while len(cells) > len(columns) and cells and not cells[-1].strip():
+                cells.pop()
+            if not columns:
+                columns = tuple(cell.strip() for cell in cells)
+            elif len(cells) == len(columns):
+                if any(cells):
+                    rows.append((reader.line_num, cells))
+            elif cells:
+                raise DataError(
+                    f"{path}, row {reader.line_num}: {len(cells)} cells where the header has {len(columns)}; "
+                    f"put cells that contain a separator in quotes"
+                )
+    except csv.Error as error:
+        raise DataError(f"{path}, row {reader.line_num}: {error}") from None
+    if not columns:
+        raise DataError(f"{path} is empty; its first row must name the columns")
+    for column in columns:
+        if columns.count(column) > 1:
+            raise DataError(f"{path}, row 1: two columns are called `{column}`; rename one")
+    return Table(path, columns, rows)
+
+
+def read_flags(path: Path, width: int) -> list[tuple[int, str, list[int]]]:
+    """Reads a list of `name 0 1 0 …` lines, separated by blanks: (row, name, positions of the ones)."""
+    entries = []
+    for row, line in enumerate(read_text(path).splitlines(), start=1):
+        name, *flags = line.split() or [""]
+        if not name:
+            continue
+        if len(flags) != width or not set(flags) <= {"0", "1"}:
+            raise DataError(f"{path}, row {row}: expected an image name and {width} flags of 0 or 1")
+        entries.append((row, name, [i for i, flag in enumerate(flags) if flag == "1"]))
+    if not entries:
+        raise DataError(f"{path} is empty; a list has one image a line")
+    return entries
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Writes a CSV whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def fold_name(name: str) -> str:
+    """The name without case and blanks; two names that are equal here were meant to be one."""
+    return "".join(unicodedata.normalize("NFC", name).split()).casefold()
+
+
+def clean_names(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Maps every class name, as it stands on disk, to its clean form; `found` gives names and where each was seen."""
+    clean: dict[str, str] = {}
+    first: dict[str, tuple[str, str]] = {}
+    for name, where in found:
+        if name in clean:
+            continue
+        folded = fold_name(name)
+        if not folded:
+            raise DataError(f"{where}: a class without a name")
+        if JOIN in name or folded == NONE_PRESENT or not name.isprintable():
+            raise DataError(f"{where}: a class cannot be called {name!r}; rename it")
+        other, other_where = first.setdefault(folded, (name, where))
+        if unicodedata.normalize("NFC", other) != unicodedata.normalize("NFC", name):
+            raise DataError(
+                f"{where}: class {name!r} differs from {other!r} ({other_where}) only in case or blanks; "
+                f"give both the same name"
+            )
+        clean[name] = unicodedata.normalize("NFC", name.strip())
+    return clean

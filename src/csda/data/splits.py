@@ -1,0 +1,518 @@
+"""Which images are labeled, unlabeled, for validation and for the test: drawn by seed, written, read back."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from csda.data.listing import JOIN, NONE_PRESENT, read_table, write_table
+from csda.data.records import Dataset, Label, Part, Record, Split
+from csda.errors import ConfigError, DataError
+
+PARTS: tuple[Part, ...] = ("labeled", "unlabeled", "val", "test")
+TITLES = {"labeled": "labeled", "unlabeled": "unlabeled", "val": "validation", "test": "test"}
+
+_NOTHING = -1
+"""Stratum of the multi-label images in which no label is present."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A number of images: in total, as a share of those there are, or of each class.
+
+    >>> Budget.parse("10%")
+    Budget(amount=0.1, unit='share')
+    >>> Budget.parse("20/class"), Budget.parse(300)
+    (Budget(amount=20, unit='per class'), Budget(amount=300, unit='images'))
+    """
+
+    amount: float
+    unit: Literal["images", "share", "per class"]
+
+    @classmethod
+    def parse(cls, text: str | int) -> Budget:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(%|/class)?", str(text).replace(" ", ""), re.ASCII)
+        number, suffix = match.groups() if match else ("0", None)
+        if suffix == "%" and 0 < float(number) <= 100:
+            return cls(float(number) / 100, "share")
+        if suffix != "%" and number.isdigit() and int(number) > 0:
+            return cls(int(number), "per class" if suffix else "images")
+        raise ConfigError(f"`{text}` is no number of images; write 300, 10% (up to 100%) or 20/class")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.amount * 100:g}%"
+            if self.unit == "share"
+            else f"{self.amount:g}{'/class' * (self.unit == 'per class')}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Images that are drawn together, by position: one image, or a whole group."""
+
+    members: list[int]
+    counts: Mapping[int, int]
+    """How many of them belong to each stratum."""
+
+
+def make_split(
+    dataset: Dataset,
+    labels: str | int | Budget | None = None,
+    *,
+    by: Literal["image", "group"] = "image",
+    seed: int = 0,
+    test: str | int | Budget | None = None,
+    val: str | int | Budget | None = None,
+) -> Split:
+    """Divides a data set into labeled, unlabeled, validation and test images.
+
+    Parts that the source gives are kept; `test` and `val`, where it gives none, are drawn from the training images
+    (or from its labeled ones, where it has no others), stratified by class and with at least one image of each. A
+    budget of `labels` then draws those that stay labeled; without one all of them do. Shares are of all labeled
+    images for `test` and `val`, and of the labeled training images for `labels`.
+
+    With `by="group"` no group is in two of training, validation and test, and those that stay labeled are whole groups
+    as far as the budget allows. The same seed gives the same split; test and validation do not depend on `labels`.
+    """
+    records = dataset.records
+    rng = np.random.default_rng(seed)
+    remarks: list[str] = []
+    positions = _own_parts(dataset, remarks)
+    if by == "group":
+        _require_groups(records, positions)
+
+    pool = positions["train"] or positions["labeled"]
+    whole = len(pool)
+    held_out: dict[Part, str | int | Budget] = {"test": test or dataset.held_out[0], "val": val or dataset.held_out[1]}
+    missing = [part for part in held_out if not positions[part]]
+    if missing and by == "image" and not dataset.multi_label:
+        _require_enough(dataset, pool, len(missing) + 1)
+    for keep, part in zip(range(len(missing), 0, -1), missing, strict=True):
+        units = _units(records, pool, by)
+        targets, total = _held_out_targets(dataset, units, _as_budget(held_out[part]), whole, keep)
+        taken = set(_draw(units, targets, total, keep=keep, rng=rng))
+        positions[part] = sorted(taken)
+        pool[:] = [position for position in pool if position not in taken]
+        if len(missing) < len(held_out):
+            remarks.append(
+                f"the source has no {TITLES[part]} part: {len(taken)} of its training images were drawn for it"
+            )
+    if by == "group":
+        _leave_out_held_groups(records, positions, remarks)
+
+    candidates = positions["labeled"] + positions["train"]
+    labeled = candidates
+    if labels is not None and not dataset.listed:
+        labeled = _draw_labeled(dataset, candidates, _as_budget(labels), by, rng, remarks)
+    return _assemble(
+        dataset,
+        labeled=labeled,
+        unlabeled=positions["unlabeled"] + sorted(set(candidates) - set(labeled)),
+        val=positions["val"],
+        test=positions["test"],
+        remarks=remarks,
+    )
+
+
+def move_to_labeled(split: Split, truth: Mapping[str, Label]) -> Split:
+    """The split of the upper bound: unlabeled images whose label is known become labeled ones."""
+    known = tuple(replace(record, label=truth[record.id]) for record in split.unlabeled if record.id in truth)
+    if split.unlabeled and not known:
+        raise DataError("the upper bound needs the labels of the unlabeled images, and none of them is known")
+    return replace(
+        split,
+        labeled=split.labeled + known,
+        unlabeled=tuple(record for record in split.unlabeled if record.id not in truth),
+        truth={},
+    )
+
+
+# --- on disk --------------------------------------------------------------------------------------------------------
+
+
+def label_text(label: Label | None, classes: Sequence[str]) -> str:
+    """The label as it stands in a CSV: empty for None, several joined by `|`, `(none)` for a known empty set."""
+    if label is None:
+        return ""
+    if isinstance(label, int):
+        return classes[label]
+    return JOIN.join(classes[index] for index in label) or NONE_PRESENT
+
+
+def parse_label(text: str, index: Mapping[str, int], multi_label: bool, where: str) -> Label | None:
+    """Reads `label_text` back; `index` maps class names to their positions, `where` is the file and row."""
+    text = text.strip()
+    if not text:
+        return None
+    names = [] if multi_label and text == NONE_PRESENT else text.split(JOIN) if multi_label else [text]
+    unknown = [name for name in names if name not in index]
+    if unknown:
+        raise DataError(f"{where}: no class is called {unknown[0]!r}; the classes are {', '.join(index)}")
+    return tuple(sorted({index[name] for name in names})) if multi_label else index[text]
+
+
+def write_split(split: Split, dataset: Dataset, path: Path) -> None:
+    """Writes `id,split,label,group`; unlabeled images have an empty label."""
+    write_table(
+        path,
+        ("id", "split", "label", "group"),
+        (
+            (record.id, part, label_text(record.label, dataset.classes), record.group or "")
+            for part in PARTS
+            for record in _part(split, part)
+        ),
+    )
+
+
+def read_split(path: Path, dataset: Dataset) -> Split:
+    """Gives a split back, as `write_split` or a person wrote it; images of the set that it does not name are left out."""
+    table = read_table(path)
+    id_column, split_column = table.require("id"), table.require("split")
+    label_column, group_column = table.position("label"), table.position("group")
+    by_id = {record.id: position for position, record in enumerate(dataset.records)}
+    index = {name: position for position, name in enumerate(dataset.classes)}
+    records = list(dataset.records)
+    seen: dict[int, tuple[str, int]] = {}
+    positions: dict[str, list[int]] = {part: [] for part in PARTS}
+    for row, cells in table.rows:
+        where = f"{path}, row {row}"
+        image, part = cells[id_column], cells[split_column].strip()
+        if image not in by_id:
+            raise DataError(f"{where}: {image!r} is no image of {dataset.root or dataset.name}")
+        if part not in PARTS:
+            raise DataError(f"{where}: {part!r} is no part; write one of {', '.join(PARTS)}")
+        position = by_id[image]
+        record = records[position]
+        label = None
+        if label_column is not None:
+            label = parse_label(cells[label_column], index, dataset.multi_label, where)
+        group = cells[group_column].strip() or None if group_column is not None else None
+        if label is not None and record.label is not None and label != record.label:
+            raise DataError(
+                f"{where}: {image!r} is {label_text(label, dataset.classes)} here and "
+                f"{label_text(record.label, dataset.classes)} in {dataset.root or dataset.name}"
+            )
+        other_part, other_row = seen.setdefault(position, (part, row))
+        if other_part != part:
+            raise DataError(f"{where}: {image!r} is in {part} here and in {other_part} in row {other_row}")
+        if other_row == row:
+            positions[part].append(position)
+        records[position] = replace(
+            record,
+            label=label if record.label is None else record.label,
+            group=group if record.group is None else record.group,
+        )
+        if part != "unlabeled" and records[position].label is None:
+            raise DataError(f"{where}: {image!r} is in {part} and has no label; give it one or make it unlabeled")
+    left_out = len(records) - len(seen)
+    remarks = [f"{left_out} images are in no part of {path.name} and are left out"] if left_out else []
+    return _assemble(replace(dataset, records=tuple(records)), **positions, remarks=remarks)
+
+
+def write_truth(truth: Mapping[str, Label], classes: Sequence[str], path: Path) -> None:
+    """Writes `id,label` of the unlabeled images whose label somebody knows."""
+    write_table(path, ("id", "label"), ((image, label_text(label, classes)) for image, label in truth.items()))
+
+
+def read_truth(path: Path, classes: Sequence[str], multi_label: bool = False) -> dict[str, Label]:
+    table = read_table(path)
+    id_column, label_column = table.require("id"), table.require("label")
+    index = {name: position for position, name in enumerate(classes)}
+    truth: dict[str, Label] = {}
+    for row, cells in table.rows:
+        label = parse_label(cells[label_column], index, multi_label, f"{path}, row {row}")
+        if label is None:
+            raise DataError(f"{path}, row {row}: {cells[id_column]!r} has no label; remove the row")
+        if truth.setdefault(cells[id_column], label) != label:
+            raise DataError(f"{path}, row {row}: {cells[id_column]!r} has another label in an earlier row")
+    return truth
+
+
+# --- drawing --------------------------------------------------------------------------------------------------------
+
+
+def _own_parts(dataset: Dataset, remarks: list[str]) -> dict[str, list[int]]:
+    """Positions by the part that the source gives; where it gives some, an image without one is for training."""
+    positions: dict[str, list[int]] = {part: [] for part in ("train", *PARTS)}
+    unlabeled_held_out = 0
+    for position, record in enumerate(dataset.records):
+        if record.label is None:
+            positions["unlabeled"].append(position)
+            unlabeled_held_out += record.part in ("val", "test")
+        else:
+            positions[record.part or "train"].append(position)
+    if unlabeled_held_out:
+        remarks.append(f"{unlabeled_held_out} validation or test images have no label and count as unlabeled")
+    return positions
+
+
+def _draw_labeled(
+    dataset: Dataset,
+    candidates: list[int],
+    budget: Budget,
+    by: Literal["image", "group"],
+    rng: np.random.Generator,
+    remarks: list[str],
+) -> list[int]:
+    records = dataset.records
+    targets, total = _labeled_targets(dataset, candidates, budget)
+    labeled = _draw(_units(records, candidates, by), targets, total, keep=0, rng=rng)
+    if total is not None and len(labeled) > total and by == "group":
+        labeled = _draw(_units(records, candidates, "image"), targets, total, keep=0, rng=rng)
+        remarks.append("groups are too large for so few labels: some are divided between labeled and unlabeled images")
+    if total is not None and len(labeled) > total:
+        raise DataError(f"{budget} labels cannot cover every class; ask for at least {len(labeled)}")
+    if total is not None and len(labeled) < total:
+        remarks.append(f"whole groups gave {len(labeled)} labeled images where {total} were asked for")
+    return labeled
+
+
+def _units(records: Sequence[Record], positions: Iterable[int], by: Literal["image", "group"]) -> list[_Unit]:
+    if by == "image":
+        return [_Unit([position], dict.fromkeys(_strata(records[position]), 1)) for position in positions]
+    groups: dict[object, list[int]] = defaultdict(list)
+    for position in positions:
+        # An image without a group stands for itself; its position cannot be mistaken for a group's name.
+        groups[records[position].group or position].append(position)
+    return [
+        _Unit(members, Counter(stratum for position in members for stratum in _strata(records[position])))
+        for members in groups.values()
+    ]
+
+
+def _strata(record: Record) -> tuple[int, ...]:
+    if isinstance(record.label, tuple):
+        return record.label or (_NOTHING,)
+    assert record.label is not None
+    return (record.label,)
+
+
+def _count_strata(units: Iterable[_Unit]) -> dict[int, int]:
+    total: dict[int, int] = defaultdict(int)
+    for unit in units:
+        for stratum, count in unit.counts.items():
+            total[stratum] += count
+    return dict(sorted(total.items()))
+
+
+def _held_out_targets(
+    dataset: Dataset, units: list[_Unit], budget: Budget, whole: int, keep: int
+) -> tuple[dict[int, int], int | None]:
+    """How many images of each stratum a validation or test part takes, and how many in all.
+
+    A share is one of the `whole`. `keep` further parts need something of each stratum, too.
+    """
+    available = _count_strata(units)
+    limits = {stratum: count - _kept(count, keep) for stratum, count in available.items()}
+    if budget.unit == "per class":
+        return _per_class_targets(dataset, limits, budget)
+    wanted = round(budget.amount * whole) if budget.unit == "share" else int(budget.amount)
+    images = sum(len(unit.members) for unit in units)
+    if wanted + keep > images:
+        raise DataError(f"{wanted} images cannot be held out of {images} labeled ones; ask for fewer")
+    wanted = max(wanted, sum(limit > 0 for limit in limits.values()))
+    return _proportional_targets(dataset, available, limits, wanted, images), wanted
+
+
+def _labeled_targets(dataset: Dataset, candidates: list[int], budget: Budget) -> tuple[dict[int, int], int | None]:
+    available = _count_strata(_units(dataset.records, candidates, "image"))
+    if budget.unit == "per class":
+        return _per_class_targets(dataset, available, budget)
+    images = len(candidates)
+    wanted = round(budget.amount * images) if budget.unit == "share" else int(budget.amount)
+    if wanted > images:
+        raise DataError(f"{wanted} labels asked for and only {images} training images have one; ask for fewer")
+    if wanted < len(dataset.classes) and not dataset.multi_label:
+        raise DataError(
+            f"{wanted} labels of {images} cannot cover {len(dataset.classes)} classes; "
+            f"ask for at least {len(dataset.classes)}"
+        )
+    return _proportional_targets(dataset, available, available, wanted, images), wanted
+
+
+def _kept(count: int, keep: int) -> int:
+    """What stays back of `count` for `keep` parts that come later: something for the labeled one before all."""
+    return min(keep, max(1, count - 1))
+
+
+def _per_class_targets(
+    dataset: Dataset, limits: Mapping[int, int], budget: Budget
+) -> tuple[dict[int, int], int | None]:
+    """Exactly so many of each class; in a multi-label set at least so many positives of each label."""
+    for stratum, limit in limits.items():
+        if limit < budget.amount and stratum != _NOTHING:
+            raise DataError(
+                f"{budget} images asked for, and class {dataset.classes[stratum]} has {limit} to give; ask for fewer"
+            )
+    targets = {stratum: min(int(budget.amount), limit) for stratum, limit in limits.items()}
+    return targets, None if dataset.multi_label else sum(targets.values())
+
+
+def _proportional_targets(
+    dataset: Dataset, available: Mapping[int, int], limits: Mapping[int, int], wanted: int, images: int
+) -> dict[int, int]:
+    """`wanted` images in the proportions of `available`, at least one of each stratum and at most its limit."""
+    ideal = {stratum: wanted * count / images for stratum, count in available.items()}
+    targets = {stratum: min(max(round(ideal[stratum]), 1), limits[stratum]) for stratum in available}
+    if dataset.multi_label:
+        return targets
+    while (missing := wanted - sum(targets.values())) > 0:
+        growing = [stratum for stratum in targets if targets[stratum] < limits[stratum]]
+        for stratum in sorted(growing, key=lambda stratum: targets[stratum] - ideal[stratum])[:missing]:
+            targets[stratum] += 1
+    while (surplus := sum(targets.values()) - wanted) > 0:
+        shrinking = [stratum for stratum in targets if targets[stratum] > 1]
+        for stratum in sorted(shrinking, key=lambda stratum: ideal[stratum] - targets[stratum])[:surplus]:
+            targets[stratum] -= 1
+    return targets
+
+
+def _draw(
+    units: list[_Unit], targets: Mapping[int, int], total: int | None, *, keep: int, rng: np.random.Generator
+) -> list[int]:
+    """Draws units until every stratum has its target: iterative stratification, the rarest stratum first.
+
+    `keep` is the number of parts that are still to get something of every stratum after this one. Every stratum gets
+    one unit before any gets more; where none fits it is the smallest, so whole groups may exceed `total`. Where the
+    targets are met with less than `total`, the rest is drawn at random.
+    """
+    carriers: dict[int, list[int]] = defaultdict(list)
+    for number in rng.permutation(len(units)).tolist():
+        for stratum in units[number].counts:
+            carriers[stratum].append(number)
+    spare = {stratum: len(numbers) - _kept(len(numbers), keep) for stratum, numbers in carriers.items()}
+    need = dict(targets)
+    left = sum(len(unit.members) for unit in units) if total is None else total
+    taken = [False] * len(units)
+
+    def is_free(number: int) -> bool:
+        return not taken[number] and all(spare[stratum] > 0 for stratum in units[number].counts)
+
+    def fits(number: int, stratum: int) -> bool:
+        return units[number].counts[stratum] <= need[stratum] and len(units[number].members) <= left
+
+    def take(number: int) -> None:
+        nonlocal left
+        taken[number] = True
+        left -= len(units[number].members)
+        for stratum, count in units[number].counts.items():
+            need[stratum] -= count
+            spare[stratum] -= 1
+
+    rarest_first = sorted(carriers, key=lambda stratum: (len(carriers[stratum]), stratum))
+    for stratum in rarest_first:
+        if need[stratum] == targets[stratum] > 0:
+            free = [number for number in carriers[stratum] if is_free(number)]
+            fitting = (number for number in free if fits(number, stratum))
+            number = next(fitting, min(free, key=lambda number: len(units[number].members), default=None))
+            if number is not None:
+                take(number)
+    for stratum in rarest_first:
+        for number in carriers[stratum]:
+            if need[stratum] <= 0 or left <= 0:
+                break
+            if fits(number, stratum) and is_free(number):
+                take(number)
+    if total is not None:
+        for number in rng.permutation(len(units)).tolist():
+            if left <= 0:
+                break
+            if len(units[number].members) <= left and is_free(number):
+                take(number)
+    return [position for number, unit in enumerate(units) if taken[number] for position in unit.members]
+
+
+# --- what a split must satisfy --------------------------------------------------------------------------------------
+
+
+def _assemble(
+    dataset: Dataset,
+    labeled: list[int],
+    unlabeled: list[int],
+    val: list[int],
+    test: list[int],
+    remarks: list[str],
+) -> Split:
+    def pick(positions: list[int]) -> tuple[Record, ...]:
+        return tuple(dataset.records[position] for position in sorted(positions))
+
+    without_label = pick(unlabeled)
+    split = Split(
+        labeled=pick(labeled),
+        unlabeled=tuple(record if record.label is None else replace(record, label=None) for record in without_label),
+        val=pick(val),
+        test=pick(test),
+        truth={record.id: record.label for record in without_label if record.label is not None},
+    )
+    for part in ("labeled", "val", "test"):
+        members = _part(split, part)
+        if not members:
+            raise DataError(f"the split has no {TITLES[part]} image; name some in it or give more labeled images")
+        absent = sorted(set(range(len(dataset.classes))) - {index for record in members for index in _strata(record)})
+        names = ", ".join(dataset.classes[index] for index in absent)
+        if absent and part == "labeled":
+            raise DataError(f"no labeled image of {names}; label some, or leave the class out")
+        if absent:
+            remarks.append(f"the {TITLES[part]} part has no image of {names}")
+    crossing = [_crossing(split, part) for part in ("val", "test")]
+    remarks += [remark for remark in crossing if remark]
+    return replace(split, remarks=tuple(remarks))
+
+
+def _crossing(split: Split, part: Part) -> str | None:
+    training = {record.group for record in split.labeled + split.unlabeled}
+    groups = {record.group for record in _part(split, part)} - {None}
+    shared = len(groups & training)
+    return f"{shared} of {len(groups)} {TITLES[part]} groups also occur in training" if shared else None
+
+
+def _part(split: Split, part: Part) -> tuple[Record, ...]:
+    parts = {"labeled": split.labeled, "unlabeled": split.unlabeled, "val": split.val, "test": split.test}
+    return parts[part]
+
+
+def _as_budget(budget: str | int | Budget) -> Budget:
+    return budget if isinstance(budget, Budget) else Budget.parse(budget)
+
+
+def _groups(records: Sequence[Record], positions: Iterable[int]) -> set[str]:
+    return {group for position in positions if (group := records[position].group) is not None}
+
+
+def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]]) -> None:
+    if all(record.group is None for record in records):
+        raise DataError("a split by group needs groups, and no image has one; add a group column or split by image")
+    training = _groups(records, positions["train"] + positions["labeled"])
+    val, test = _groups(records, positions["val"]), _groups(records, positions["test"])
+    crossing = sorted(training & val | training & test | val & test)
+    if crossing:
+        raise DataError(
+            f"{len(crossing)} groups are in two of the source's own parts, {crossing[0]} for one; split by image, or "
+            f"leave the source's parts out"
+        )
+
+
+def _leave_out_held_groups(records: Sequence[Record], positions: dict[str, list[int]], remarks: list[str]) -> None:
+    """Unlabeled images of a validation or test group can be neither trained on nor tested with."""
+    held = _groups(records, positions["val"] + positions["test"])
+    staying = [position for position in positions["unlabeled"] if records[position].group not in held]
+    if left_out := len(positions["unlabeled"]) - len(staying):
+        remarks.append(f"{left_out} unlabeled images of validation or test groups are left out")
+    positions["unlabeled"] = staying
+
+
+def _require_enough(dataset: Dataset, pool: list[int], parts: int) -> None:
+    counts = Counter(dataset.records[position].label for position in pool)
+    for index, name in enumerate(dataset.classes):
+        if 0 < counts[index] < parts:
+            raise DataError(
+                f"class {name} has {counts[index]} labeled {'image' if counts[index] == 1 else 'images'}, and "
+                f"{parts} parts need one each; add images, correct the name, or leave the class out"
+            )
