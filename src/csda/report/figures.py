@@ -1,0 +1,314 @@
+"""The pictures of a report. Each function returns a matplotlib figure; `to_svg` turns one into text for a page.
+
+One unit of a figure is one CSS pixel, and colours become CSS variables, so that a page can be light or dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from csda import metrics
+from csda.report.tables import Entry, count_classes, evaluated_part
+from csda.runs import Run
+
+Array = npt.NDArray[np.float64]
+
+PALETTE = {
+    "blue": "#0072b2",
+    "vermilion": "#d55e00",
+    "green": "#009e73",
+    "pink": "#cc79a7",
+    "amber": "#e69f00",
+    "sky": "#56b4e9",
+    "olive": "#8a7a1c",
+    "grey": "#767676",
+    "ink": "#1c2733",
+    "muted": "#5d6b7a",
+    "line": "#dde3ea",
+    "paper": "#fefefe",
+}
+
+STYLE: dict[Any, Any] = {
+    "axes.edgecolor": PALETTE["line"],
+    "axes.labelcolor": PALETTE["muted"],
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 12,
+    "figure.dpi": 72,
+    "font.size": 12,
+    "grid.color": PALETTE["line"],
+    "legend.frameon": False,
+    "legend.fontsize": 12,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "csda",
+    "text.color": PALETTE["ink"],
+    # A class may well be called "$x$"; it is a name, not a formula.
+    "text.parse_math": False,
+    "xtick.color": PALETTE["line"],
+    "xtick.labelcolor": PALETTE["muted"],
+    "ytick.color": PALETTE["line"],
+    "ytick.labelcolor": PALETTE["muted"],
+    "xtick.labelsize": 11,
+    "ytick.labelsize": 11,
+}
+
+_styled = matplotlib.rc_context(STYLE)
+
+HALF, FULL = 480, 980
+"""Widths of a picture that shares the page and of one that has it alone."""
+
+
+def to_svg(figure: Figure, description: str) -> Markup:
+    """The figure as an `svg` element whose text is text and whose colours are the page's."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # Text is set by the browser, which finds the letters that matplotlib's own font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<g) id="[^"]*"', r"\1", svg)
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
+    svg = re.sub(r"\n(?=[Lz\"])", " ", svg)
+    variables = {colour: f"var(--{name})" for name, colour in PALETTE.items()}
+    svg = re.sub(r": (#[0-9a-f]{6})\b", lambda match: f": {variables.get(match[1], match[1])}", svg)
+    width, height = (round(inches * 72) for inches in figure.get_size_inches())
+    opening = Markup('<svg viewBox="0 0 {} {}" style="max-width: {}px" role="img" aria-label="{}"').format(
+        width, height, width, description
+    )
+    body = re.sub(r"^<svg[^>]*?>", "", svg, count=1, flags=re.DOTALL)
+    return opening + Markup(' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">' + body)
+
+
+@_styled
+def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
+    """`metric` ("auc" or "mca") over epochs: test solid, validation dotted, a dot at the best validation epoch."""
+    figure, axes = _canvas(HALF, 320)
+    for entry in entries:
+        colour, best = PALETTE[entry.colour], int(entry.run.result["best_epoch"])
+        prefix = f"{entry.name}, " if len(entries) > 1 else ""
+        epochs, test = _series(entry.run, f"test_{metric}")
+        _, validation = _series(entry.run, f"val_{metric}")
+        axes.plot(epochs, test, color=colour, linewidth=2, label=f"{prefix}test")
+        axes.plot(epochs, validation, ":", color=colour, linewidth=1.6, label=f"{prefix}validation")
+        chosen = epochs == best
+        axes.plot(epochs[chosen], test[chosen], "o", color=colour, markersize=8, markeredgecolor=PALETTE["paper"])
+        if len(entries) == 1:
+            axes.axvline(best, color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
+    _over_epochs(axes)
+    axes.set_title(metric.upper())
+    _legend(figure, axes, columns=2)
+    return figure
+
+
+@_styled
+def draw_recalls(entries: Sequence[Entry]) -> Figure:
+    """Recall of each class with its interval, the class with the most labels on top."""
+    counts = count_classes(entries[0].run)
+    order = sorted(range(len(counts)), key=lambda i: counts[i].labeled)
+    spacing = 0.62 / max(len(entries) - 1, 2)
+    figure, axes = _canvas(
+        HALF if len(entries) == 1 else FULL, 70 + len(counts) * max(38, 16 * len(entries)) + 18 * (len(entries) > 1)
+    )
+    for k, entry in enumerate(entries):
+        places = np.arange(len(order)) - spacing * (k - (len(entries) - 1) / 2)
+        recalls = [entry.scores.recall[i] for i in order]
+        colour = PALETTE[entry.colour]
+        lows, highs = [each.low for each in recalls], [each.high for each in recalls]
+        axes.hlines(places, lows, highs, color=colour, linewidth=3, alpha=0.4)
+        axes.plot([each.value for each in recalls], places, "o", color=colour, markersize=7, label=entry.name)
+    axes.set_yticks(range(len(order)), [f"{_shorten(counts[i].name)}\n{counts[i].labeled} labeled" for i in order])
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.6, len(order) - 0.4), title="Recall of each class")
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0, labelcolor=PALETTE["ink"])
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    if len(entries) > 1:
+        _legend(figure, axes, columns=3)
+    return figure
+
+
+@_styled
+def draw_confusion(entry: Entry, title: str) -> Figure:
+    """Rows are the truth, columns the prediction; a cell's colour and percentage are its share of the row."""
+    n = len(entry.run.classes)
+    probs, labels = entry.run.predictions.part(evaluated_part(entry.run))
+    matrix = metrics.confusion(labels, metrics.predict(probs), n)
+    totals = matrix.sum(axis=1)
+    names = [_shorten(name, 18) for name in entry.run.classes]
+    figure, axes = _canvas(HALF, 430)
+    crowded = n > 8
+    for i in range(n):
+        for j in range(n):
+            share = matrix[i, j] / max(totals[i], 1)
+            # Never more than half opaque, so that the ink is legible on every cell in light and in dark.
+            axes.add_patch(
+                Rectangle(
+                    (j - 0.47, i - 0.47), 0.94, 0.94, color=PALETTE[entry.colour], alpha=0.04 + 0.5 * share, linewidth=0
+                )
+            )
+            ink = PALETTE["ink" if share >= 0.1 else "muted"]
+            place: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
+            if matrix[i, j]:
+                axes.text(j, i - (0 if crowded else 0.14), f"{share:.0%}", fontsize=9 if crowded else 12, **place)
+            if matrix[i, j] and not crowded:
+                axes.text(j, i + 0.24, str(matrix[i, j]), fontsize=9, **place)
+    axes.set(xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5), xlabel="predicted", ylabel="true", title=title)
+    axes.set_xticks(range(n), names, rotation=35, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(n), names)
+    axes.tick_params(length=0, labelcolor=PALETTE["ink"])
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def draw_pseudo_labels(entries: Sequence[Entry]) -> Figure:
+    """Recall (solid) and precision (dashed) of the pseudo-labels of each class over epochs."""
+
+    def recall(run: Run) -> Array:
+        return _diagonal_share(run.history["pseudo_confusion"], axis=2)
+
+    def precision(run: Run) -> Array:
+        return _diagonal_share(run.history["pseudo_confusion"], axis=1)
+
+    return _draw_by_class(entries, {"recall": recall, "precision": precision}, top=1.0)
+
+
+def draw_queue(entries: Sequence[Entry]) -> Figure:
+    """Samples of each class in the queue over epochs."""
+    return _draw_by_class(entries, {"queued": lambda run: run.history["queue_counts"]})
+
+
+def draw_alignment(entries: Sequence[Entry]) -> Figure:
+    """Temperature (solid) of each class, and how many of its predictions alignment flipped (dashed), over epochs."""
+    readers: dict[str, Callable[[Run], Array]] = {
+        "temperature": lambda run: run.history["temperatures"],
+        "share flipped": lambda run: run.history["flips"],
+    }
+    return _draw_by_class(entries, readers)
+
+
+@_styled
+def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
+    """Accuracy of all pseudo-labels, its mean over classes, and the share that alignment flipped."""
+    figure, axes = _canvas(HALF, 300)
+    styles = {
+        "pseudo_accuracy": ("accuracy", "-"),
+        "pseudo_mca": ("mean over classes", "--"),
+        "flip_rate": ("flipped", ":"),
+    }
+    for entry in entries:
+        prefix = f"{entry.name}, " if len(entries) > 1 else ""
+        for key, (name, style) in styles.items():
+            epochs, values = _series(entry.run, key)
+            if np.isfinite(values).any():
+                axes.plot(epochs, values, style, color=PALETTE[entry.colour], linewidth=2, label=f"{prefix}{name}")
+    _over_epochs(axes)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_title("All pseudo-labels")
+    _legend(figure, axes, columns=3)
+    return figure
+
+
+@_styled
+def draw_distances(entries: Sequence[Entry]) -> Figure:
+    """Frobenius distance of the unlabeled class marginals to the labeled ones, before and after alignment."""
+    figure, axes = _canvas(HALF, 300)
+    for entry in entries:
+        prefix = f"{entry.name}, " if len(entries) > 1 else ""
+        history = entry.run.history
+        for key, name, style in (("unlabeled", "before", "--"), ("aligned", "after", "-")):
+            gaps = history[f"{key}_marginals"] - history["labeled_marginals"]
+            distances = np.sqrt((gaps**2).sum(axis=tuple(range(1, gaps.ndim))))
+            axes.plot(
+                history["epochs"], distances, style, color=PALETTE[entry.colour], linewidth=2, label=prefix + name
+            )
+    _over_epochs(axes)
+    axes.set_ylim(bottom=0)
+    axes.set_title("Distance to the labeled marginals")
+    _legend(figure, axes, columns=2)
+    return figure
+
+
+@_styled
+def _draw_by_class(
+    entries: Sequence[Entry], readers: dict[str, Callable[[Run], Array]], top: float | None = None
+) -> Figure:
+    """One small panel a class, one line an entry and reader, all panels on the same scale."""
+    classes = entries[0].run.classes
+    columns = min(4, len(classes))
+    rows = -(-len(classes) // columns)
+    figure = Figure(figsize=(FULL / 72, (40 + 135 * rows) / 72), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for i, axes in enumerate(panels.flat):
+        if i >= len(classes):
+            axes.set_visible(False)
+            continue
+        for entry in entries:
+            prefix = f"{entry.name}, " if len(entries) > 1 else ""
+            for (name, read), style in zip(readers.items(), ("-", (0, (4, 2))), strict=False):
+                values, colour = read(entry.run)[:, i], PALETTE[entry.colour]
+                axes.plot(entry.run.history["epochs"], values, color=colour, linestyle=style, label=prefix + name)
+        axes.set_title(_shorten(classes[i]), fontsize=12, fontweight="normal")
+        _over_epochs(axes, label="")
+        axes.tick_params(labelbottom=True)
+    panels[0, 0].set_ylim(0, top and 1.04 * top)
+    _legend(figure, panels[0, 0], columns=4)
+    return figure
+
+
+def _canvas(width: int, height: int) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _legend(figure: Figure, axes: Axes, columns: int) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=1.6, columnspacing=1.4)
+
+
+def _over_epochs(axes: Axes, label: str = "epoch") -> None:
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(visible=False, axis="x")
+    for line in axes.get_lines():
+        # A line of one point would not be seen.
+        if np.isfinite(np.asarray(line.get_ydata(), dtype=float)).sum() == 1 and line.get_marker() == "None":
+            line.set(marker="o", markersize=4)
+
+
+def _series(run: Run, key: str) -> tuple[Array, Array]:
+    """A column of metrics.jsonl over epochs, NaN where it is missing."""
+    values = [np.nan if row.get(key) is None else row[key] for row in run.metrics]
+    return np.array([row["epoch"] for row in run.metrics], dtype=float), np.array(values, dtype=float)
+
+
+def _diagonal_share(confusions: Array, axis: int) -> Array:
+    totals = confusions.sum(axis=axis)
+    shares = np.full(totals.shape, np.nan)
+    np.divide(np.diagonal(confusions, axis1=1, axis2=2), totals, out=shares, where=totals > 0)
+    return shares
+
+
+def _shorten(name: str, length: int = 24) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"

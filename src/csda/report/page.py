@@ -1,0 +1,250 @@
+"""The report: one HTML file that needs nothing else, for one run or for several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from csda.errors import RunError
+from csda.report import figures, tables
+from csda.report.tables import Entry, Estimate
+from csda.runs import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure and the sentence that says how to read it."""
+
+    svg: Markup
+    caption: str
+    wide: bool
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html` into a finished run's folder."""
+    run = Run(run_folder)
+    (entry,) = entries = tables.enter([run])
+    page = _environment().get_template("run.html").render(
+        title=f"{entry.name} on {_data_name(run)}",
+        entry=entry,
+        part=tables.evaluated_part(run),
+        counts=tables.count_classes(run),
+        remarks=tables.remark_split(run),
+        summary=_describe_run(entry),
+        classes=_picture_recalls(entries) + _picture_confusions(entries),
+        curves=_picture_curves(entries),
+        pseudo_labels=_picture_pseudo_labels(entries),
+        inside=_picture_inside(entries),
+        making=_describe_making(run),
+    )  # fmt: skip
+    return _write(run.folder / "report.html", page)
+
+
+def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs side by side") -> Path:
+    """Write one page about several runs on the same data; differences are to the first."""
+    entries = tables.enter([Run(folder) for folder in run_folders])
+    rows = tables.compare_all(entries)
+    runs = [entry.run for entry in entries]
+    page = _environment().get_template("comparison.html").render(
+        title=title,
+        entries=entries,
+        part=tables.evaluated_part(runs[0]),
+        rows=rows,
+        summary=_describe_comparison(entries, rows),
+        counts=tables.count_classes(runs[0]),
+        remarks=list(dict.fromkeys(remark for run in runs for remark in tables.remark_split(run))),
+        recalls=_picture_recalls(entries),
+        curves=_picture_curves(entries),
+        confusions=_picture_confusions(entries),
+        pseudo_labels=_picture_pseudo_labels(entries),
+    )  # fmt: skip
+    return _write(out, page)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("csda", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["duration"] = _format_duration
+    environment.filters["setting"] = _format_setting
+    environment.filters["number"] = lambda value: "–" if value is None else f"{value:.3f}"
+    return environment
+
+
+def _write(path: Path, page: str) -> Path:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            f"{path}: {(error.strerror or str(error)).lower()}; make it writable or free some space."
+        ) from None
+    return path
+
+
+def _describe_run(entry: Entry) -> str:
+    """What the run achieved, in two sentences for a reader who has never heard of AUC."""
+    run, scores = entry.run, entry.scores
+    part = tables.evaluated_part(run)
+    sizes = {name: sum(row.split == name for row in run.split) for name in ("labeled", "unlabeled", part)}
+    others = f" and {sizes['unlabeled']:,} unlabeled" if sizes["unlabeled"] else ""
+    kind = "label" if run.multi_label else "class"
+    present = [(each.value, name) for each, name in zip(scores.recall, run.classes, strict=True) if each.value >= 0]
+    (weakest, weakest_name), (strongest, strongest_name) = min(present), max(present)
+    return (
+        f"Trained on {sizes['labeled']:,} labeled{others} images and tried on {sizes[part]:,} {_PARTS[part]} images: "
+        f"shown an image of a {kind} and one that is not, the model tells which is which {scores.auc.value:.0%} "
+        "of the time. "
+        f"It recognises {scores.mca.value:.0%} of a {kind}'s images on average, from {weakest:.0%} of {weakest_name} "
+        f"to {strongest:.0%} of {strongest_name}."
+    )
+
+
+def _describe_comparison(entries: Sequence[Entry], rows: Sequence[tables.Row]) -> list[str]:
+    reference = entries[0].name
+    sentences = []
+    for k, entry in enumerate(entries[1:]):
+        gaps = {row.name: row.gaps[k] for row in rows[:2]}
+        if gaps["AUC"] is None or gaps["MCA"] is None:
+            sentences.append(f"{entry.name} was tested on other images than {reference}, so no difference is given.")
+        else:
+            sentences.append(
+                f"Compared with {reference}, {entry.name} is {_judge('MCA', gaps['MCA'])} and {_judge('AUC', gaps['AUC'])}."
+            )
+    return sentences
+
+
+def _judge(metric: str, gap: Estimate) -> str:
+    value, low, high = (f"{100 * each:+.1f}".replace("-", "−") for each in (gap.value, gap.low, gap.high))
+    interval = f"95 % interval {low} to {high}"
+    if gap.verdict == "unclear":
+        return f"not clearly different in {metric} ({value} points, {interval})"
+    return f"{value[1:]} {metric} points {gap.verdict} ({interval})"
+
+
+def _describe_making(run: Run) -> dict[str, dict[str, Any]]:
+    """Headings with settings; what was left at None is left out."""
+    config, environment = dict(run.config), dict(run.environment)
+    method_settings = config.pop("method_settings")
+    for key in ("command", "classes", "multi_label", "remarks"):
+        environment.pop(key, None)
+    sections = {"Run": config, f"Settings of {config['method']}": method_settings, "Machine": environment}
+    return {
+        heading: {key: value for key, value in items.items() if value is not None}
+        for heading, items in sections.items()
+        if items
+    }
+
+
+def _picture_recalls(entries: Sequence[Entry]) -> list[Picture]:
+    caption = (
+        "Share of each class's images that the model recognises, with its 95 % interval: "
+        "rare classes stand at the bottom, and wide bars mean few test images."
+    )
+    return [_picture(figures.draw_recalls(entries), caption, wide=len(entries) > 1)]
+
+
+def _picture_curves(entries: Sequence[Entry]) -> list[Picture]:
+    texts = {
+        "auc": "How well the model ranks images, after each epoch; the dot is the epoch that validation AUC chose.",
+        "mca": "Mean share of each class recognised, after each epoch; the dot is the same epoch.",
+    }
+    return [
+        _picture(figures.draw_learning_curves(entries, metric), text)
+        for metric, text in texts.items()
+        if any(row.get(f"val_{metric}") is not None for entry in entries for row in entry.run.metrics)
+    ]
+
+
+def _picture_confusions(entries: Sequence[Entry]) -> list[Picture]:
+    if entries[0].run.multi_label:
+        return []
+    caption = (
+        "What the images of each class (row) were taken for (column), as a share of the row and as a count: "
+        "a perfect model fills the diagonal."
+    )
+    titles = [entry.name for entry in entries] if len(entries) > 1 else ["Confusion matrix"]
+    return [
+        _picture(figures.draw_confusion(entry, title), caption) for entry, title in zip(entries, titles, strict=True)
+    ]
+
+
+def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
+    pictures = []
+    if judged := _with(entries, "pseudo_confusion"):
+        caption = (
+            "Pseudo-labels against the truth, which the training never sees, epoch by epoch. Recall: the share of a "
+            "class's unlabeled images that get its label. Precision: the share of the images with this label that "
+            "deserve it."
+        )
+        pictures.append(_picture(figures.draw_pseudo_labels(judged), caption, wide=True))
+    if summarised := [entry for entry in entries if any(row.get("flip_rate") is not None for row in entry.run.metrics)]:
+        caption = "How many pseudo-labels are right, and how many of them alignment changed."
+        pictures.append(_picture(figures.draw_pseudo_summary(summarised), caption))
+    if distant := _with(entries, "labeled_marginals", "unlabeled_marginals", "aligned_marginals"):
+        caption = (
+            "How far the mean prediction on unlabeled images of each class is from that on labeled ones: "
+            "alignment is there to shorten it."
+        )
+        pictures.append(_picture(figures.draw_distances(distant), caption))
+    return pictures
+
+
+def _picture_inside(entries: Sequence[Entry]) -> list[Picture]:
+    pictures = []
+    if queued := _with(entries, "queue_counts"):
+        caption = "Unlabeled images of each class that stand in the queue and are trained on, epoch by epoch."
+        pictures.append(_picture(figures.draw_queue(queued), caption, wide=True))
+    if tempered := _with(entries, "temperatures", "flips"):
+        caption = (
+            "Temperature of each class (1 aligns fully with the labeled marginal, 0 with a flat one) "
+            "and the share of the images predicted as it that alignment moved to another."
+        )
+        pictures.append(_picture(figures.draw_alignment(tempered), caption, wide=True))
+    return pictures
+
+
+def _with(entries: Sequence[Entry], *keys: str) -> list[Entry]:
+    """The entries whose history has something to show under all the keys."""
+    return [
+        entry
+        for entry in entries
+        if all(key in entry.run.history and (entry.run.history[key] > 0).any() for key in keys)
+    ]
+
+
+def _picture(figure: Figure, caption: str, wide: bool = False) -> Picture:
+    return Picture(figures.to_svg(figure, caption), caption, wide)
+
+
+def _data_name(run: Run) -> str:
+    return Path(str(run.config["data"])).name
+
+
+def _format_duration(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
+
+
+def _format_setting(value: Any) -> str:
+    return (
+        "–"
+        if value is None
+        else ", ".join(map(_format_setting, value))
+        if isinstance(value, list | tuple)
+        else str(value)
+    )
+
+
+_PARTS = {"test": "test", "val": "validation"}

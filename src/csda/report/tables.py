@@ -1,0 +1,309 @@
+"""The numbers of one run or several, with intervals, and the same as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+from rich.text import Text
+
+from csda import metrics
+from csda.errors import RunError
+from csda.runs import Run
+
+Array = npt.NDArray[np.float64]
+
+COLOURS = ("blue", "vermilion", "green", "pink", "amber", "sky", "olive", "grey")
+"""Names of the palette, safe for colour-blind readers in this order."""
+
+METHOD_COLOURS = {"csda": "blue", "baseline": "vermilion", "upper-bound": "grey"}
+"""Methods that look the same on every page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number and its 95 % bootstrap interval over the images it was measured on."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f}"
+
+    @property
+    def interval(self) -> str:
+        return f"[{self.low:.3f}, {self.high:.3f}]"
+
+    @property
+    def signed(self) -> str:
+        return f"{self.value:+.3f}".replace("-", "−")
+
+    @property
+    def signed_interval(self) -> str:
+        return f"[{self.low:+.3f}, {self.high:+.3f}]".replace("-", "−")
+
+    @property
+    def verdict(self) -> str:
+        """Of a difference: `ahead` or `behind` where the interval leaves zero out, `unclear` where it does not."""
+        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How one run, or the difference of two, stands on the test images; the last three hold one entry a class.
+
+    `prior_mca` is the control: MCA once the softmax is divided by the labeled class frequencies. It is None in
+    multi-label sets, where nothing competes for the probability.
+    """
+
+    auc: Estimate
+    mca: Estimate
+    prior_mca: Estimate | None
+    recall: tuple[Estimate, ...]
+    precision: tuple[Estimate, ...]
+    class_auc: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run as it stands in a report."""
+
+    run: Run
+    name: str
+    colour: str
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a comparison: each run's value and how far the later runs are ahead of the first.
+
+    A gap is None where the test images differ; `labeled` is None in the rows that are about all classes.
+    """
+
+    name: str
+    labeled: int | None
+    values: list[Estimate | None]
+    gaps: list[Estimate | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCounts:
+    """Images of one class in each part; `unlabeled` is None where nobody knows the truth."""
+
+    name: str
+    labeled: int
+    unlabeled: int | None
+    val: int
+    test: int
+
+
+def enter(runs: Sequence[Run]) -> list[Entry]:
+    """Names and colours that tell the runs apart, and their scores."""
+    classes = runs[0].classes
+    for run in runs[1:]:
+        if run.classes != classes:
+            raise RunError(
+                f"{run.folder} has the classes {', '.join(run.classes)} and {runs[0].folder} has {', '.join(classes)}: "
+                "compare runs on the same data."
+            )
+    return [
+        Entry(run, name, colour, score(run))
+        for run, name, colour in zip(runs, _names(runs), _colours(runs), strict=True)
+    ]
+
+
+def evaluated_part(run: Run) -> str:
+    """`test`, or `val` where a run has no test images."""
+    return "test" if (run.predictions.splits == "test").any() else "val"
+
+
+def score(run: Run) -> Scores:
+    """The scores of a run at its best validation epoch."""
+    images = _evaluated(run)
+    return _estimate_all(images.labels, images)
+
+
+def compare(run: Run, reference: Run) -> Scores | None:
+    """How far a run is ahead of the reference, image by image; None where they were tested on different images."""
+    images, reference_images = _evaluated(run), _evaluated(reference)
+    if not (
+        np.array_equal(images.ids, reference_images.ids) and np.array_equal(images.labels, reference_images.labels)
+    ):
+        return None
+    return _estimate_all(images.labels, images, reference_images)
+
+
+def compare_all(entries: Sequence[Entry]) -> list[Row]:
+    """The rows of a comparison: AUC, MCA, the prior-corrected control, then the recall of each class."""
+    scores = [entry.scores for entry in entries]
+    gaps = [compare(entry.run, entries[0].run) for entry in entries[1:]]
+
+    def row(name: str, pick: Callable[[Scores], Estimate | None], labeled: int | None = None) -> Row:
+        return Row(name, labeled, [pick(each) for each in scores], [pick(each) if each else None for each in gaps])
+
+    rows = [row("AUC", lambda each: each.auc), row("MCA", lambda each: each.mca)]
+    if scores[0].prior_mca:
+        rows.append(row("MCA, prior-corrected", lambda each: each.prior_mca))
+    counts = count_classes(entries[0].run)
+    return rows + [
+        row(count.name, lambda each, i=i: each.recall[i], count.labeled)  # type: ignore[misc]
+        for i, count in enumerate(counts)
+    ]
+
+
+def count_classes(run: Run) -> list[ClassCounts]:
+    """How many images of each class are in each part; an image with several labels counts for each."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in run.split:
+        label = run.truth.get(row.id, "") if row.split == "unlabeled" else row.label
+        counts.update((row.split, name) for name in label.split("|"))
+    return [
+        ClassCounts(
+            name,
+            counts["labeled", name],
+            counts["unlabeled", name] if run.truth else None,
+            counts["val", name],
+            counts["test", name],
+        )
+        for name in run.classes
+    ]
+
+
+def remark_split(run: Run) -> list[str]:
+    """What a reader of the figures should know about the split."""
+    remarks = list(run.remarks)
+    groups = {
+        part: {row.group for row in run.split if row.split in parts and row.group}
+        for part, parts in (("training", ("labeled", "unlabeled")), ("val", ("val",)), ("test", ("test",)))
+    }
+    for part, other in (("test", "training"), ("val", "training"), ("test", "val")):
+        if shared := len(groups[part] & groups[other]):
+            remarks.append(
+                f"{shared} of the {len(groups[part])} patients, lesions or videos in {part} are also in {other}: "
+                "their images are not independent, and the figures flatter."
+            )
+    few = [count.name for count in count_classes(run) if 0 < getattr(count, evaluated_part(run)) < 10]
+    if few:
+        remarks.append(
+            f"Fewer than ten {evaluated_part(run)} images: {', '.join(few)}. One image moves their recall far."
+        )
+    return remarks
+
+
+def run_table(run: Run) -> Table:
+    """One run for the terminal: AUC, MCA and each class."""
+    (entry,) = enter([run])
+    scores = entry.scores
+    table = Table(title=Text(f"{entry.name}, best validation epoch {run.result['best_epoch']}"))
+    table.add_column("")
+    for heading in ("labeled", "recall", "95 %", "precision", "AUC", "95 %"):
+        table.add_column(heading, justify="right")
+    for count, recall, precision, auc in zip(
+        count_classes(run), scores.recall, scores.precision, scores.class_auc, strict=True
+    ):
+        table.add_row(
+            Text(count.name), str(count.labeled), str(recall), recall.interval, str(precision), str(auc), auc.interval
+        )
+    table.add_section()
+    table.add_row(
+        Text("mean (MCA, AUC)", style="bold"), "", f"[bold]{scores.mca}[/]", Text(scores.mca.interval), "",
+        f"[bold]{scores.auc}[/]", Text(scores.auc.interval),
+    )  # fmt: skip
+    return table
+
+
+def comparison_table(runs: Sequence[Run]) -> Table:
+    """Several runs side by side for the terminal; differences are to the first."""
+    entries = enter(runs)
+    table = Table(title=f"{evaluated_part(runs[0])} images, 95 % bootstrap intervals")
+    table.add_column("")
+    for entry in entries:
+        table.add_column(Text(entry.name), justify="right")
+    for entry in entries[1:]:
+        table.add_column(Text(f"{entry.name} − {entries[0].name}"), justify="right")
+    styles = {"ahead": "green", "behind": "red", "unclear": "dim"}
+    rows = compare_all(entries)
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        name = row.name if row.labeled is None else f"recall {row.name} ({row.labeled} labeled)"
+        cells = [Text(f"{value} {value.interval}" if value else "") for value in row.values]
+        cells += [
+            Text(f"{gap.signed} {gap.signed_interval}", styles[gap.verdict]) if gap else Text("other images", "dim")
+            for gap in row.gaps
+        ]
+        ends_summary = row.labeled is None and following is not None and following.labeled is not None
+        table.add_row(Text(name), *cells, end_section=ends_summary)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """The images a run is judged by, sorted by id."""
+
+    ids: npt.NDArray[np.str_]
+    labels: npt.NDArray[np.intp]
+    probs: Array
+    corrected: Array | None
+
+
+def _evaluated(run: Run) -> _Images:
+    predictions = run.predictions
+    (chosen,) = np.nonzero(predictions.splits == evaluated_part(run))
+    ids = np.asarray(predictions.ids)[chosen]
+    chosen = chosen[np.argsort(ids)]
+    probs, corrected = predictions.probs[chosen], None
+    if not run.multi_label:
+        labeled = np.array([count.labeled for count in count_classes(run)])
+        corrected = metrics.prior_corrected(probs, labeled / labeled.sum())
+    return _Images(np.sort(ids), predictions.labels[chosen], probs, corrected)
+
+
+def _estimate_all(labels: npt.NDArray[np.intp], *models: _Images) -> Scores:
+    """The scores of one model, or how far the first is ahead of the second."""
+    probs = [model.probs for model in models]
+    corrected = [model.corrected for model in models if model.corrected is not None]
+    return Scores(
+        auc=Estimate(*_estimate(metrics.auc, labels, probs)),
+        mca=Estimate(*_estimate(metrics.mca, labels, probs)),
+        prior_mca=Estimate(*_estimate(metrics.mca, labels, corrected)) if corrected else None,
+        recall=tuple(Estimate(*column) for column in _estimate(metrics.recall, labels, probs).T),
+        precision=tuple(Estimate(*column) for column in _estimate(metrics.precision, labels, probs).T),
+        class_auc=tuple(Estimate(*column) for column in _estimate(metrics.per_class_auc, labels, probs).T),
+    )
+
+
+def _estimate(metric: Callable[..., Array], labels: npt.NDArray[np.intp], probs: Sequence[Array]) -> Array:
+    """Value, low and high [3, ...]."""
+
+    def measure(*probs: Array, weights: Array) -> Array:
+        own, *reference = (metric(each, labels, weights) for each in probs)
+        return own - reference[0] if reference else own
+
+    (value,) = measure(*probs, weights=np.ones((1, len(labels))))
+    strata = None if labels.ndim == 2 else labels
+    return np.stack([value, *metrics.bootstrap_interval(measure, *probs, strata=strata)])
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The method, with the seed where methods repeat, or the folder where that is not enough either."""
+    methods = [str(run.config["method"]) for run in runs]
+    seeded = [f"{method}, seed {run.config['seed']}" for method, run in zip(methods, runs, strict=True)]
+    return next(
+        (names for names in (methods, seeded) if len(set(names)) == len(names)), [run.folder.name for run in runs]
+    )
+
+
+def _colours(runs: Sequence[Run]) -> list[str]:
+    """A colour a run: the method's own where it is free, else the next free one; past eight they repeat."""
+    colours: list[str] = []
+    for run in runs:
+        free = [colour for colour in COLOURS if colour not in colours] or list(COLOURS)
+        reserved = METHOD_COLOURS.get(str(run.config["method"]))
+        unclaimed = [colour for colour in free if colour not in METHOD_COLOURS.values()]
+        colours.append(reserved if reserved in free else (unclaimed or free)[0])
+    return colours
