@@ -65,7 +65,8 @@ def read_image(path: Path, size: int, channels: int) -> Pixels:
     try:
         with _opened(path) as file:
             image = _dicom_image(file) if _is_dicom(path, file) else _plain_image(file, size)
-        image = image.convert("L" if channels == 1 else "RGB")
+        mode = "L" if channels == 1 else "RGB"
+        image = image if image.mode == mode else image.convert(mode)
         # Several times too large, an image is first shrunk by a whole factor: the same to the eye and much faster.
         image = image.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
         return np.asarray(image).reshape(size, size, channels)
@@ -121,13 +122,12 @@ def _plain_image(file: BinaryIO, size: int) -> Image.Image:
         # A JPEG can be decoded at half its size or less; twice the wanted size leaves the filter enough to work on.
         image.draft(None, (2 * size, 2 * size))
         image.load()
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
-            return Image.fromarray(_to_bytes(np.asarray(upright)))
-        if upright.has_transparency_data:
-            upright = upright.convert("RGBA")
-            return Image.alpha_composite(Image.new("RGBA", upright.size, (0, 0, 0, 255)), upright)
-        return upright
+        ImageOps.exif_transpose(image, in_place=True)
+        if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+            return Image.fromarray(_to_bytes(np.asarray(image)))
+        if image.has_transparency_data:
+            return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
+        return image
 
 
 def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

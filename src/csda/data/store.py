@@ -15,19 +15,18 @@ import json
 import math
 import os
 import shutil
-import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import ENOSPC
-from functools import cached_property
+from errno import EDQUOT, ENOSPC
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import Self
 
@@ -38,11 +37,6 @@ from csda.data.decode import read_header, read_image
 from csda.data.records import Dataset, Pixels, Record
 from csda.errors import DataError
 
-try:
-    import fcntl
-except ImportError:  # Windows: processes do not share the work there, everything else holds
-    fcntl = None  # type: ignore[assignment]
-
 DECODING = 1
 """Part of every key: to be raised when `read_image` gives other pixels than before."""
 
@@ -51,6 +45,12 @@ DRAWN_IN_MEMORY = 2**28
 
 CACHES_KEPT = 3
 """Folders kept for one set at one size: the present list of files and a few earlier ones, whose rows may be reused."""
+
+SYNC_SECONDS = 0.5
+"""How often what was written is marked as done: so much work is lost when the process is killed."""
+
+PENDING_BYTES = 2**25
+"""Made and not yet written: enough to keep the workers busy while the disk is waited for."""
 
 Progress = Callable[[int, int], None]
 Flags = npt.NDArray[np.bool_]
@@ -133,10 +133,10 @@ class _Rows:
     def folder(self, cache: Path) -> Path:
         return _folder(cache, self.keys, self.settings, self.shape)
 
-    @cached_property
+    @property
     def chunk(self) -> int:
-        """Rows that are claimed, made and written together: enough of them to keep every worker busy."""
-        return min(64, max(1, len(self.keys) // 32))
+        """Rows that are claimed and made together: few, so that processes share well and an interrupt is quick."""
+        return min(16, max(1, len(self.keys) // 32))
 
 
 def _digest(*parts: bytes) -> bytes:
@@ -222,13 +222,13 @@ class _Memory:
     def claim(self, chunk: int) -> bool:
         return True
 
-    def release(self, chunk: int) -> None:
-        pass
-
-    def write(self, positions: Sequence[int], images: Sequence[Pixels]) -> None:
-        for position, image in zip(positions, images, strict=True):
+    def write(self, chunk: int, images: Mapping[int, Pixels]) -> None:
+        for position, image in images.items():
             self.array[position] = image
-        self.done[list(positions)] = True
+            self.done[position] = True
+
+    def sync(self) -> None:
+        pass
 
 
 class _Disk:
@@ -237,6 +237,8 @@ class _Disk:
     def __init__(self, folder: Path, rows: _Rows) -> None:
         self._files = [FileIO(folder / name, "r+b") for name in ("pixels", "done", "claims")]
         self._pixels, self._done, self._claims = self._files
+        self._written: list[tuple[int, list[int]]] = []
+        self._synced = time.monotonic()
         self.array: Pixels = np.memmap(folder / "pixels", np.uint8, "r", shape=(len(rows.keys), *rows.shape))
         self.done: Flags = np.memmap(folder / "done", np.bool_, "r", shape=(len(rows.keys),))
 
@@ -249,27 +251,36 @@ class _Disk:
 
     def claim(self, chunk: int) -> bool:
         """Whether the chunk is ours; the system takes the claim back when the process ends, however it ends."""
-        if fcntl is None:
-            return True
-        try:
-            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, chunk)
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks: the work may be done twice, with the same result
-            return True
-        return True
+        return self._lock(chunk, True)
 
-    def release(self, chunk: int) -> None:
-        if fcntl is not None:
-            with suppress(OSError):
-                fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, chunk)
-
-    def write(self, positions: Sequence[int], images: Iterable[Pixels]) -> None:
-        for position, image in zip(positions, images, strict=True):
+    def write(self, chunk: int, images: Mapping[int, Pixels]) -> None:
+        for position, image in images.items():
             _write_at(self._pixels, position * image.size, np.ascontiguousarray(image).data.cast("B"))
+        self._written.append((chunk, list(images)))
+        if time.monotonic() > self._synced + SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Mark what was written as done, once it is safe on the disk, and give the claims back."""
         os.fsync(self._pixels.fileno())
-        for position in positions:
-            _write_at(self._done, position, memoryview(b"\1"))
+        for chunk, positions in self._written:
+            for position in positions:
+                _write_at(self._done, position, memoryview(b"\1"))
+            self._lock(chunk, False)
+        self._written = []
+        self._synced = time.monotonic()
+
+    def _lock(self, chunk: int, take: bool) -> bool:
+        with suppress(ImportError):  # Windows: processes do not share the work there
+            import fcntl
+
+            try:
+                fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB if take else fcntl.LOCK_UN, 1, chunk)
+            except BlockingIOError:
+                return False
+            except OSError:  # a file system without locks: work may be done twice, with the same result
+                return True
+        return True
 
 
 def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
@@ -299,7 +310,8 @@ def _open_cached(
             _evict(folder)
             return disk.array, failed, []
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)  # half a set is of no use on a disk that has no room for it
+        if error.errno in (ENOSPC, EDQUOT):  # half a set is of no use on a disk that has no room for it
+            shutil.rmtree(folder, ignore_errors=True)
         problem = f"the pixel cache {cache} cannot be written ({error.strerror or error})"
         if rows.bytes > _memory() // 2:
             raise DataError(
@@ -326,7 +338,8 @@ def _create(folder: Path, dataset: Dataset, rows: _Rows) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder.parent).free < rows.bytes:
         raise OSError(ENOSPC, f"{_size(rows.bytes)} needed, {_size(shutil.disk_usage(folder.parent).free)} free")
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+    draft = folder.with_name(f".draft-{token_hex(8)}")
+    draft.mkdir()
     try:
         for name, length in lengths.items():
             with (draft / name).open("wb") as file:
@@ -334,10 +347,9 @@ def _create(folder: Path, dataset: Dataset, rows: _Rows) -> None:
         (draft / "keys").write_bytes(b"".join(rows.keys))
         about = {"set": dataset.name, "root": str(dataset.root), "images": len(rows.keys), "shape": rows.shape}
         (draft / "about.json").write_text(json.dumps(about, indent=1))
-        with suppress(FileExistsError):
-            draft.rename(folder)
+        draft.rename(folder)
     except OSError:
-        if not folder.exists():  # otherwise another process was faster
+        if not folder.is_dir():  # otherwise another process was faster
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -347,24 +359,26 @@ def _inherit(disk: _Disk, folder: Path, rows: _Rows) -> None:
     """Copy what other folders hold under the same keys: the rows of files that did not change."""
     missing = {rows.keys[position]: position for position in np.flatnonzero(~disk.done).tolist()}
     for other in _siblings(folder):
-        if not missing:
-            return
         try:
             keys, done = (other / "keys").read_bytes(), np.fromfile(other / "done", np.bool_)
             array = np.memmap(other / "pixels", np.uint8, "r", shape=(len(done), *rows.shape))
         except (OSError, ValueError):
             continue
-        found = [(keys[16 * row : 16 * row + 16], row) for row in np.flatnonzero(done).tolist()]
-        pairs = [(missing.pop(key), row) for key, row in found if key in missing]
-        for start in range(0, len(pairs), rows.chunk):
-            part = pairs[start : start + rows.chunk]
-            disk.write([position for position, _ in part], (array[row] for _, row in part))
+        for row in np.flatnonzero(done).tolist():
+            position = missing.pop(keys[16 * row : 16 * row + 16], None)
+            if position is not None:
+                disk.write(position // rows.chunk, {position: array[row]})
+    disk.sync()
 
 
 def _siblings(folder: Path) -> list[Path]:
     """The other folders of the same image size, the last used first."""
-    others = [other for other in folder.parent.iterdir() if other != folder and not other.name.startswith(".")]
-    return sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)
+    used = {}
+    for other in folder.parent.glob("[!.]*"):
+        with suppress(OSError):  # another process may be removing it
+            used[other] = other.stat().st_mtime
+    used.pop(folder, None)
+    return sorted(used, key=used.__getitem__, reverse=True)
 
 
 def _evict(folder: Path) -> None:
@@ -377,9 +391,12 @@ def _evict(folder: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _owner(folder: Path) -> tuple[str, str]:
-    about = json.loads((folder / "about.json").read_text())
-    return about["set"], about["root"]
+def _owner(folder: Path) -> tuple[str, str] | None:
+    try:
+        about = json.loads((folder / "about.json").read_text())
+        return about["set"], about["root"]
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _memory() -> int:
@@ -395,20 +412,26 @@ def _size(count: int) -> str:
 
 def _fill(sheet: _Memory | _Disk, rows: _Rows, progress: Progress) -> dict[int, str]:
     """Make all rows that are missing; gives the reasons for those that cannot be made."""
-    total = len(rows.keys)
+    total, ready = len(rows.keys), int(sheet.done.sum())
+    depth = max(rows.workers + 1, PENDING_BYTES // (rows.chunk * math.prod(rows.shape)))
     failed: dict[int, str] = {}
 
     def finish(chunk: int, positions: list[int], made: Future[Sequence[Pixels | str]]) -> None:
-        results = dict(zip(positions, made.result(), strict=True))
-        images = {position: result for position, result in results.items() if not isinstance(result, str)}
-        failed.update((position, result) for position, result in results.items() if isinstance(result, str))
-        sheet.write(list(images), list(images.values()))
-        sheet.release(chunk)
-        progress(int(sheet.done.sum()) + len(failed), total)
+        nonlocal ready
+        images = {}
+        for position, result in zip(positions, made.result(), strict=True):
+            if isinstance(result, str):
+                failed[position] = result
+            else:
+                images[position] = result
+        sheet.write(chunk, images)
+        ready += len(positions)
+        progress(ready, total)
 
-    progress(int(sheet.done.sum()), total)
+    progress(ready, total)
     chunks = sorted({position // rows.chunk for position in np.flatnonzero(~sheet.done).tolist()})
-    with ThreadPoolExecutor(rows.workers) as pool:
+    pool = ThreadPoolExecutor(rows.workers)
+    try:
         while chunks:
             elsewhere = []
             pending: deque[tuple[int, list[int], Future[Sequence[Pixels | str]]]] = deque()
@@ -419,14 +442,17 @@ def _fill(sheet: _Memory | _Disk, rows: _Rows, progress: Progress) -> dict[int, 
                 span = range(chunk * rows.chunk, min(total, (chunk + 1) * rows.chunk))
                 positions = [position for position in span if not sheet.done[position]]
                 pending.append((chunk, positions, pool.submit(rows.make, positions)))
-                if len(pending) > rows.workers + 1:
+                if len(pending) > depth:
                     finish(*pending.popleft())
             while pending:
                 finish(*pending.popleft())
-            chunks = elsewhere
-            if chunks:  # another process is at them; should it die, they are ours in the next round
+            sheet.sync()
+            if chunks := elsewhere:  # another process is at them; should it die they are ours in the next round
                 time.sleep(0.1)
-                progress(int(sheet.done.sum()) + len(failed), total)
+                ready = int(sheet.done.sum()) + len(failed)
+                progress(ready, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
     return failed
 
 
