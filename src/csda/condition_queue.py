@@ -127,12 +127,14 @@ class VariableConditionQueue(nn.Module):
         # The kept move to the front in their order, and the slots behind them repeat them in turn.
         number = kept.sum()
         slots = torch.arange(self.capacity, device=kept.device)
-        source = kept.logical_not().byte().argsort(stable=True)[slots % number.clamp(min=1)]
-        empty = number == 0
-        self.indices.copy_(indices[source].masked_fill(empty, 0))
-        self.targets.copy_(targets[source].masked_fill(empty, 0))
-        self.classes.copy_(classes[source].masked_fill(empty, 0))
-        self.confidences.copy_(confidences[source].masked_fill(empty, 0))
+        source = kept.argsort(descending=True, stable=True)[slots % number.clamp(min=1)]
+        for stored, candidates in (
+            (self.indices, indices),
+            (self.targets, targets),
+            (self.classes, classes),
+            (self.confidences, confidences),
+        ):
+            stored.copy_(candidates.index_select(0, source).masked_fill(number == 0, 0))
         self.mask.copy_(slots < number)
 
     def contents(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,65 @@
+"""Eq. (11) and (13), one class after the other."""
+
+from __future__ import annotations
+
+from reference import alignment
+from reference.alignment import Matrix, Vector
+
+
+def ema(before: float, value: float, momentum: float) -> float:
+    return before * momentum + value * (1 - momentum)
+
+
+class ClassMarginals:
+    def __init__(self, n: int, momentum: float, condition: str = "label", absent: str = "replace") -> None:
+        self.n, self.momentum, self.condition, self.absent = n, momentum, condition, absent
+        self.labeled = [[1 / n] * n for _ in range(n)]
+        self.unlabeled = [[1 / n] * n for _ in range(n)]
+        self.labeled_confidence = [1 / n] * n
+        self.unlabeled_confidence = [1 / n] * n
+        self.labeled_observed = [False] * n
+        self.unlabeled_observed = [False] * n
+
+    def start(self, probs: Matrix, labels: list[int]) -> None:
+        by_label = alignment.class_means(probs, labels, self.n)
+        by_prediction = alignment.class_means(probs, [alignment.argmax(p) for p in probs], self.n)
+        for i in range(self.n):
+            row = by_label[i]
+            if self.condition == "prediction" and by_prediction[i] is not None:
+                row = by_prediction[i]
+            assert row is not None
+            self.labeled[i], self.labeled_confidence[i], self.labeled_observed[i] = row, row[i], True
+            self.unlabeled[i], self.unlabeled_confidence[i], self.unlabeled_observed[i] = row, row[i], True
+
+    def update_labeled(self, probs: Matrix, labels: list[int]) -> None:
+        classes = labels if self.condition == "label" else [alignment.argmax(p) for p in probs]
+        for i, mean in enumerate(alignment.class_means(probs, classes, self.n)):
+            if mean is None:
+                continue
+            momentum = self.momentum if self.labeled_observed[i] else 0.0
+            self.labeled[i] = [ema(self.labeled[i][j], mean[j], momentum) for j in range(self.n)]
+            self.labeled_confidence[i] = ema(self.labeled_confidence[i], mean[i], momentum)
+            self.labeled_observed[i] = True
+
+    def update_unlabeled(self, probs: Matrix) -> None:
+        means = alignment.class_means(probs, [alignment.argmax(q) for q in probs], self.n)
+        rows, confidences = list(self.unlabeled), list(self.unlabeled_confidence)
+        for i, mean in enumerate(means):
+            if mean is None:
+                momentum = 0.0 if self.absent == "replace" else self.momentum
+                row = alignment.absent_row(i, self.labeled, self.unlabeled)
+                confidence = alignment.absent_confidence(i, self.labeled_confidence, self.unlabeled_confidence)
+            else:
+                momentum = self.momentum if self.unlabeled_observed[i] else 0.0
+                row, confidence = mean, mean[i]
+                self.unlabeled_observed[i] = True
+            rows[i] = [ema(self.unlabeled[i][j], row[j], momentum) for j in range(self.n)]
+            confidences[i] = ema(self.unlabeled_confidence[i], confidence, momentum)
+        self.unlabeled, self.unlabeled_confidence = rows, confidences
+
+    def align(self, q: Vector, temperature: float | None, lowest: float = 0.0) -> Vector:
+        tempered = []
+        for i in range(self.n):
+            T = alignment.temperature(self.labeled_confidence[i], lowest) if temperature is None else temperature
+            tempered.append(alignment.temper(self.labeled[i], T))
+        return alignment.align(q, tempered, self.unlabeled)
