@@ -10,9 +10,9 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from csda.errors import ConfigError
 
@@ -25,6 +25,11 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def _as_text(value: object) -> object:
+    """300 may come as a number."""
+    return str(value) if isinstance(value, int) else value
+
+
 class RunConfig(Settings):
     """The settings that every method has."""
 
@@ -32,7 +37,9 @@ class RunConfig(Settings):
     source: str | None = Field(None, description="how to read the folder; recognised by its layout when not given")
     split: str | None = Field(None, description="split CSV, or the folder with a set's published lists")
     split_by: Literal["image", "group"] = Field("image", description="what never crosses parts")
-    labels: str | None = Field(None, description="labels to keep: 300, 10% or 20/class; all when not given")
+    labels: Annotated[str | None, BeforeValidator(_as_text)] = Field(
+        None, description="labels to keep: 300, 10% or 20/class; all when not given"
+    )
     uncertain: Literal["remove", "zeros", "ones"] = Field("remove", description="CheXpert's uncertain cells")
     max_unreadable: float = Field(0.01, ge=0, le=1, description="share of images that may be unreadable")
 
@@ -99,34 +106,30 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def resolve(
-    choices: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    method_settings: type[Settings],
-    method_defaults: Mapping[str, Any],
+    chosen: Mapping[str, Any], method_settings: type[Settings], method_defaults: Mapping[str, Any]
 ) -> RunConfig:
-    """Preset, then the method's defaults, then explicit choices, then `settings` (from --set), validated together.
+    """The preset, then what the method's name stands for, then what was chosen, validated together.
 
-    `method_settings` is the class of the chosen method's own settings; `method_defaults` what its entry in METHODS
-    fixes among them (`da` is self-training with `align = "da"`).
+    `method_settings` is the class of the method's own settings, `method_defaults` what its entry in METHODS fixes
+    among them (`da` is self-training with `align = "da"`).
     """
-    name = choices.get("preset", "default")
+    name = chosen.get("preset", "default")
     if name not in PRESETS:
         raise ConfigError(f"preset = {name!r} is unknown; choose one of {', '.join(PRESETS)}")
-    preset = dict(PRESETS[name])
+    run = dict(PRESETS[name])
     own_fields = method_settings.model_fields
-    own = {key: value for key, value in preset.pop("method_settings", {}).items() if key in own_fields}
+    own = {key: value for key, value in run.pop("method_settings", {}).items() if key in own_fields}
     own |= method_defaults
-    run = preset | {key: value for key, value in choices.items() if value is not None}
-    for key, value in settings.items():
+    for key, value in chosen.items():
         if key in RunConfig.model_fields and key != "method_settings":
             run[key] = value
         elif key in own_fields:
             own[key] = value
         else:
-            raise ConfigError(_unknown(key, [*RunConfig.model_fields, *own_fields], str(choices.get("method"))))
+            known = [*RunConfig.model_fields, *own_fields]
+            raise ConfigError(_unknown(key, known, str(chosen.get("method", "csda"))))
     try:
-        run["method_settings"] = method_settings(**own).model_dump()
-        return RunConfig(**run)
+        return RunConfig(**run, method_settings=method_settings(**own).model_dump())
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
 
@@ -175,7 +178,10 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in value.replace("\\", "\\\\").replace('"', '\\"'))
+        escaped = "".join(
+            c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}"
+            for c in value.replace("\\", "\\\\").replace('"', '\\"')
+        )
         return f'"{escaped}"'
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(item) for item in value)}]"

@@ -46,9 +46,7 @@ class ImagePool:
 class LabeledSet(ImagePool):
     """The labeled images: a pool that also knows its targets, int64 [N], or float 0/1 [N, K] in a multi-label set."""
 
-    def __init__(
-        self, pixels: Tensor, targets: Tensor, augmentation: Augmentation, generator: torch.Generator
-    ) -> None:
+    def __init__(self, pixels: Tensor, targets: Tensor, augmentation: Augmentation, generator: torch.Generator) -> None:
         super().__init__(pixels, augmentation, generator)
         self.targets = targets
 
@@ -59,9 +57,7 @@ class LabeledSet(ImagePool):
 class Batch:
     """Some images of a part. Each view is drawn when it is asked for, and anew each time."""
 
-    def __init__(
-        self, indices: Tensor, pixels: Tensor, augmentation: Augmentation, generator: torch.Generator
-    ) -> None:
+    def __init__(self, indices: Tensor, pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> None:
         self.indices = indices
         self.pixels = pixels
         self._augmentation = augmentation

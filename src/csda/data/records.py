@@ -70,6 +70,10 @@ class Split:
     truth: dict[str, Label]
     remarks: tuple[str, ...] = ()
 
+    def parts(self) -> tuple[tuple[str, tuple[Record, ...]], ...]:
+        """The parts by name, in the order of split.csv."""
+        return (("labeled", self.labeled), ("unlabeled", self.unlabeled), ("val", self.val), ("test", self.test))
+
 
 def encode_labels(labels: Sequence[Label | None], num_classes: int, multi_label: bool) -> npt.NDArray[np.int64]:
     """Labels as class indices [N], or as 0/1 [N, K] in a multi-label set; −1 where nobody knows."""

@@ -21,13 +21,16 @@ class Entry:
     summary: str
     paper: str
     defaults: dict[str, Any] = field(default_factory=dict)
+    uses_unlabeled: bool = True
     uses_truth: bool = False
     """Trains with the labels of the unlabeled part: an upper bound, not a method."""
 
 
 METHODS: dict[str, Entry] = {
-    "baseline": Entry(Baseline, Settings, "the labels alone", "–"),
-    "upper-bound": Entry(Baseline, Settings, "the labels of all images, for comparison", "–", uses_truth=True),
+    "baseline": Entry(Baseline, Settings, "the labels alone", "–", uses_unlabeled=False),
+    "upper-bound": Entry(
+        Baseline, Settings, "the labels of all images, for comparison", "–", uses_unlabeled=False, uses_truth=True
+    ),
     "vcq": Entry(
         SelfTraining,
         SelfTrainingSettings,

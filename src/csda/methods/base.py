@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
+from csda import losses
 from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet
-from csda.losses import labeled_loss
-from csda.models.two_stream import TwoStream
+from csda.models.two_stream import TwoStream, probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Method(nn.Module):
 
     def warm_up(self, model: TwoStream, labeled: LabeledBatch) -> StepOutput:
         """A step of the labels-only epoch: L_s of Eq. (18)."""
-        loss = labeled_loss(model(labeled.weak()), labeled.targets)
+        loss = self.labeled_loss(model(labeled.weak()), labeled.targets)
         return StepOutput(loss, {"labeled_loss": loss.detach()})
 
     def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
@@ -75,4 +74,14 @@ class Method(nn.Module):
         return {}
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        return torch.sigmoid(logits) if self.task.multi_label else torch.softmax(logits, dim=-1)
+        return probabilities(logits, self.task.multi_label)
+
+    def labeled_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """L_s of Eq. (18)."""
+        loss = losses.multilabel_labeled_loss if self.task.multi_label else losses.labeled_loss
+        return loss(logits.float(), targets)
+
+    def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        """L_u of Eq. (18), the mean over the samples that `mask` admits."""
+        loss = losses.multilabel_unlabeled_loss if self.task.multi_label else losses.unlabeled_loss
+        return loss(logits.float(), targets, mask)

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet
-from csda.losses import labeled_loss, total_loss, unlabeled_loss
+from csda.losses import total_loss
 from csda.methods.base import Method, StepOutput, Task
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.models.two_stream import TwoStream
@@ -80,8 +80,8 @@ class SelfTraining(Method):
         labeled_logits, unlabeled_logits = self._train(model, labeled_images, samples.weak())
         if settings.labeled_from == "student":
             self.refinement.observe_labeled(self.probabilities(labeled_logits.detach()), labeled.targets)
-        supervised = labeled_loss(labeled_logits, labeled.targets)
-        unsupervised = unlabeled_loss(unlabeled_logits, targets, mask, multi_label=self.task.multi_label)
+        supervised = self.labeled_loss(labeled_logits, labeled.targets)
+        unsupervised = self.unlabeled_loss(unlabeled_logits, targets, mask)
         # Algorithm 1 moves the teacher before this; here it labels with the average up to the step before.
         if renews and trains_first:
             self._refresh(model, labeled_images, labeled.targets, unlabeled)

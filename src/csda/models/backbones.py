@@ -47,5 +47,7 @@ def build_encoder(name: str, image_size: int, channels: int, dropout: float) -> 
     if name not in BACKBONES:
         raise ConfigError(f"backbone = {name!r} is unknown; choose one of {', '.join(BACKBONES)}")
     if image_size < 32 or image_size % 32:
-        raise ConfigError(f"image_size = {image_size} does not fit: the network halves the image five times, so give a multiple of 32")
+        raise ConfigError(
+            f"image_size = {image_size} does not fit: the network halves the image five times, so give a multiple of 32"
+        )
     return BACKBONES[name](image_size, channels, dropout)

@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from csda.models.alexnet import FEATURES
 
 
+def probabilities(logits: Tensor, multi_label: bool) -> Tensor:
+    """A distribution over classes, or in a multi-label set each label's own probability."""
+    return torch.sigmoid(logits) if multi_label else torch.softmax(logits, dim=-1)
+
+
 class TwoStream(nn.Module):
     """Two encoders of one architecture and a common head.
 

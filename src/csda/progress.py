@@ -1,0 +1,116 @@
+"""What a person sees while something runs: bars on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Reporter:
+    """Says nothing. The base of the others, and what a program that calls `csda.train` gets with `quiet=True`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def note(self, text: str) -> None:
+        """A sentence that a user should read."""
+
+    def pixels(self, done: int, total: int) -> None:
+        """So many images are decoded."""
+
+    def begin(self, epochs: int, steps: int, done_epochs: int) -> None:
+        """Training begins, or goes on after `done_epochs`."""
+
+    def step(self) -> None:
+        """A step was made."""
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """An epoch has ended with these figures."""
+
+
+class LogReporter(Reporter):
+    """Lines without colour or movement, for log files."""
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+    def begin(self, epochs: int, steps: int, done_epochs: int) -> None:
+        self.epochs = epochs
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        figures = "  ".join(
+            f"{name} {value:.4f}" for name, value in row.items() if name in _SHOWN and value is not None
+        )
+        print(f"epoch {row['epoch']}/{self.epochs}  {figures}  {row['seconds']:.1f} s", flush=True)
+
+
+class BarReporter(Reporter):
+    """A bar for the pixels and one for the training, with the running AUC and MCA and the time left."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def note(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False)
+
+    def pixels(self, done: int, total: int) -> None:
+        self.progress.update(self._task("pixels", total), completed=done)
+
+    def begin(self, epochs: int, steps: int, done_epochs: int) -> None:
+        self._steps_shown = time.monotonic()
+        self.progress.update(self._task("training", epochs * steps), completed=done_epochs * steps)
+        self._pending = 0
+
+    def step(self) -> None:
+        self._pending += 1
+        if time.monotonic() - self._steps_shown > 0.1:
+            self.progress.update(self._task("training", None), advance=self._pending)
+            self._steps_shown, self._pending = time.monotonic(), 0
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        shown = (f"{label} {row[name]:.3f}" for name, label in _BAR_FIGURES.items() if row.get(name) is not None)
+        self.progress.update(self._task("training", None), advance=self._pending, figures="  ".join(shown))
+        self._pending = 0
+
+    def _task(self, name: str, total: int | None) -> TaskID:
+        if name not in self._tasks:
+            self._tasks[name] = self.progress.add_task(name, total=total, figures="")
+        return self._tasks[name]
+
+
+_BAR_FIGURES = {"val_auc": "AUC", "val_mca": "MCA"}
+_SHOWN = {"loss", "val_auc", "val_mca", "pseudo_accuracy"}
+
+
+def choose_reporter(quiet: bool) -> Reporter:
+    """Bars where a person watches, lines where nobody does or quiet is asked for."""
+    return LogReporter() if quiet or not sys.stderr.isatty() else BarReporter()

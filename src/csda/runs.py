@@ -1,0 +1,359 @@
+"""The run folder: the only reader and writer of it.
+
+    config.toml  environment.json  split.csv  truth.csv      written when the run begins
+    metrics.jsonl  history/  model.safetensors  checkpoint.pt  after every epoch, the checkpoint last
+    history.npz  predictions.csv  pseudo_labels.csv  result.json   when it ends, the result last
+
+Each file appears whole or not at all: it is written under a temporary name, synced and renamed. What lies beyond the
+checkpoint after a crash is overwritten by the same epoch, computed again to the same numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from csda.config import RunConfig, differences, format_config, read_config
+from csda.data.records import encode_labels
+from csda.data.splits import parse_label
+from csda.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = npt.NDArray[Any]
+
+_CHECKPOINT_FORMAT = "csda-checkpoint-1"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRow:
+    """A line of split.csv; `label` is text, empty for unlabeled images."""
+
+    id: str
+    split: str
+    label: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """predictions.csv: labels [N], or 0/1 [N, K] in a multi-label set, and probabilities [N, n]."""
+
+    ids: list[str]
+    splits: npt.NDArray[np.str_]
+    labels: npt.NDArray[np.int64]
+    probs: npt.NDArray[np.float64]
+
+    def part(self, split: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Probabilities and labels of `val` or `test`."""
+        rows = self.splits == split
+        return self.probs[rows], self.labels[rows]
+
+
+class Run:
+    """A run folder. Attributes read the files when first asked for."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / "config.toml").is_file():
+            raise RunError(
+                f"{self.folder}: no config.toml here, so this is no run folder; give one that `csda train` made"
+            )
+
+    # Reading
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return self.settings.model_dump()
+
+    @cached_property
+    def settings(self) -> RunConfig:
+        return read_config(self.folder / "config.toml")
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        return self._json("environment.json")
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        return self._json("result.json")
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "result.json").is_file()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.environment["classes"])
+
+    @property
+    def multi_label(self) -> bool:
+        return bool(self.environment["multi_label"])
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return tuple(self.environment["remarks"])
+
+    @cached_property
+    def split(self) -> list[SplitRow]:
+        rows = self._rows("split.csv")
+        return [SplitRow(row["id"], row["split"], row["label"], row["group"]) for row in rows]
+
+    @cached_property
+    def truth(self) -> dict[str, str]:
+        return {row["id"]: row["label"] for row in self._rows("truth.csv")} if self._path("truth.csv").is_file() else {}
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self._path("metrics.jsonl")
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    @cached_property
+    def history(self) -> dict[str, Array]:
+        with self._open_archive("history.npz") as archive:
+            return {key: archive[key] for key in archive.files}
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        rows = list(self._rows("predictions.csv"))
+        return Predictions(
+            [row["id"] for row in rows],
+            np.array([row["split"] for row in rows]),
+            self.encode([row["label"] for row in rows]),
+            np.array([[float(row[name]) for name in self.classes] for row in rows]),
+        )
+
+    def labels_of(self, split: str) -> npt.NDArray[np.int64]:
+        """Labels of a part of split.csv, in its order."""
+        return self.encode([row.label for row in self.split if row.split == split])
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Label texts as class indices [N], or as 0/1 [N, K] in a multi-label set."""
+        index = {name: position for position, name in enumerate(self.classes)}
+        labels = [parse_label(text, index, self.multi_label, str(self.folder)) for text in texts]
+        return encode_labels(labels, len(self.classes), self.multi_label)
+
+    # Writing
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        config: RunConfig,
+        environment: Mapping[str, Any],
+        split: Iterable[SplitRow],
+        truth: Mapping[str, str],
+    ) -> Run:
+        """Begin a run in an empty or new folder; config.toml, which makes it a run, is written last."""
+        folder = Path(folder)
+        if folder.exists() and any(entry for entry in folder.iterdir() if not entry.name.startswith(".")):
+            raise RunError(f"{folder}: not empty; give --resume to go on with the run there, or another --out")
+        with _explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        _write_csv(
+            folder / "split.csv", ("id", "split", "label", "group"), ((r.id, r.split, r.label, r.group) for r in split)
+        )
+        if truth:
+            _write_csv(folder / "truth.csv", ("id", "label"), truth.items())
+        _write(folder / "environment.json", json.dumps(environment, indent=1, ensure_ascii=False) + "\n")
+        _write(folder / "config.toml", format_config(config))
+        return cls(folder)
+
+    def check_config(self, config: RunConfig) -> None:
+        """A run goes on with the settings it began with, or not at all."""
+        changed = differences(config, self.settings)
+        if changed:
+            raise RunError(
+                f"{self.folder}: begun with other settings: {'; '.join(changed)}. "
+                "Leave them as they were, or give another --out"
+            )
+
+    def write_epoch(
+        self, row: Mapping[str, Any], arrays: Mapping[str, Array], rows_before: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """metrics.jsonl with this epoch's row at its end, and the epoch's arrays."""
+        with _explained(self.folder):
+            (self.folder / "history").mkdir(exist_ok=True)
+        _write(self._part(int(row["epoch"])), _npz(arrays))
+        _write(self._path("metrics.jsonl"), "".join(json.dumps(_finite(line)) + "\n" for line in (*rows_before, row)))
+
+    def write_model(self, weights: Mapping[str, Tensor], description: Mapping[str, str]) -> None:
+        from safetensors.torch import save
+
+        tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+        _write(self._path("model.safetensors"), save(tensors, metadata=dict(description)))
+
+    def read_weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The weights of model.safetensors, and the description beside them."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._path("model.safetensors")
+        if not path.is_file():
+            raise RunError(f"{path}: missing; {self._way_out()}")
+        try:
+            with safe_open(path, "pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        except SafetensorError as error:
+            raise RunError(f"{path}: damaged ({error}); restore it or run the training anew") from None
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        import torch
+
+        buffer = io.BytesIO()
+        torch.save({"format": _CHECKPOINT_FORMAT, "config": format_config(self.settings), **state}, buffer)
+        _write(self._path("checkpoint.pt"), buffer.getvalue())
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The state after the last whole epoch, or None when there is none yet."""
+        import torch
+
+        path = self._path("checkpoint.pt")
+        if not path.exists():
+            return None
+        way_out = f"delete {path.name} to start this run from the beginning, or restore the file"
+        try:
+            with zipfile.ZipFile(path) as archive:
+                torn = archive.testzip()
+            state: dict[str, Any] | None = None if torn else torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a damaged file makes zipfile and the unpickler say
+            raise RunError(f"{path}: damaged ({type(error).__name__}); {way_out}") from None
+        if state is None:
+            raise RunError(f"{path}: damaged (wrong checksum); {way_out}")
+        if not isinstance(state, dict) or state.get("format") != _CHECKPOINT_FORMAT:
+            raise RunError(f"{path}: not a checkpoint of csda; {way_out}")
+        if state["config"] != format_config(self.settings):
+            raise RunError(f"{path}: belongs to a run with another config.toml; {way_out}")
+        return state
+
+    def epoch_arrays(self, epoch: int) -> dict[str, Array]:
+        with np.load(self._part(epoch)) as archive:
+            return dict(archive)
+
+    def finish(
+        self,
+        epochs: int,
+        predictions: Iterable[Sequence[object]],
+        pseudo_labels: Iterable[Sequence[object]],
+        result: Mapping[str, Any],
+    ) -> None:
+        """The files that a finished run has; result.json says that it is one."""
+        _write(self._path("history.npz"), _npz(self._merged(epochs)))
+        _write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
+        _write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
+        _write(self._path("result.json"), json.dumps(_finite(result), indent=1) + "\n")
+        shutil.rmtree(self.folder / "history", ignore_errors=True)
+
+    def _merged(self, epochs: int) -> dict[str, Array]:
+        """The epochs' arrays stacked along a first axis; NaN where an epoch lacks one."""
+        parts = [self.epoch_arrays(epoch) for epoch in range(1, epochs + 1)]
+        shapes = {key: array for part in parts for key, array in part.items()}
+        merged: dict[str, Array] = {"epochs": np.arange(1, epochs + 1)}
+        for key, example in shapes.items():
+            missing = np.full(example.shape, np.nan, dtype=np.float32)
+            merged[key] = np.stack([part.get(key, missing) for part in parts])
+        return merged
+
+    def _path(self, name: str) -> Path:
+        return self.folder / name
+
+    def _part(self, epoch: int) -> Path:
+        return self.folder / "history" / f"{epoch:05d}.npz"
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self._path(name)
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(f"{path}: missing; {self._way_out()}") from None
+        except ValueError as error:
+            raise RunError(f"{path}: not JSON ({error}); restore it or run the training anew") from None
+        return content
+
+    def _rows(self, name: str) -> Iterator[dict[str, str]]:
+        path = self._path(name)
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                yield from csv.DictReader(file)
+        except FileNotFoundError:
+            raise RunError(f"{path}: missing; {self._way_out()}") from None
+
+    @contextmanager
+    def _open_archive(self, name: str) -> Iterator[Any]:
+        path = self._path(name)
+        try:
+            archive = np.load(path)
+        except FileNotFoundError:
+            raise RunError(f"{path}: missing; {self._way_out()}") from None
+        except (ValueError, zipfile.BadZipFile) as error:
+            raise RunError(f"{path}: damaged ({error}); restore it or run the training anew") from None
+        with archive:
+            yield archive
+
+    def _way_out(self) -> str:
+        return f"the run has not finished: `csda train --out {self.folder} --resume` goes on with it"
+
+
+def _npz(arrays: Mapping[str, Array]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows no NaN: a figure that is not defined becomes null."""
+    return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    _write(path, buffer.getvalue())
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    """Write a file so that it is whole or absent, also after a crash or a full disk."""
+    temporary = path.with_name(f".{path.name}.writing")
+    with _explained(path):
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say what the operating system refused, and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        remedy = (
+            "free some space"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "make it writable, or give another --out"
+        )
+        raise RunError(
+            f"{path}: {(error.strerror or str(error)).lower()}; {remedy}, then go on with --resume"
+        ) from None

@@ -1,0 +1,311 @@
+"""What a training holds while it runs: data, model, method and optimiser, and what it does between steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import csda
+from csda import metrics
+from csda.config import RunConfig
+from csda.data import load_dataset
+from csda.data.augment import Augmentation
+from csda.data.batches import ImagePool
+from csda.data.parts import open_parts
+from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
+from csda.data.sampling import shuffled_passes
+from csda.data.splits import label_text, make_split, move_to_labeled, read_split, read_truth
+from csda.data.store import open_pixels
+from csda.engine import Engine, choose_device
+from csda.errors import ConfigError, DataError
+from csda.evaluate import Floats, Ints, guess_pool, judge_pseudo_labels, predict_pool, score
+from csda.losses import ramp
+from csda.methods import METHODS
+from csda.methods.base import Method, Task
+from csda.models.backbones import build_encoder
+from csda.models.two_stream import TwoStream
+from csda.progress import Reporter
+from csda.runs import Run, SplitRow
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedData:
+    """A data set, its pixels [N, H, W, C] in the order of its records, and a split of it."""
+
+    dataset: Dataset
+    pixels: Pixels
+    split: Split
+    remarks: tuple[str, ...]
+
+    def encode(self, records: Sequence[Record]) -> Ints:
+        return encode_labels([record.label for record in records], len(self.dataset.classes), self.dataset.multi_label)
+
+
+def prepare_data(config: RunConfig, run: Run | None, reporter: Reporter) -> PreparedData:
+    """Read, decode and split; a run that goes on keeps the split it began with."""
+    dataset = load_dataset(config.data, config.source, seed=config.seed, uncertain=config.uncertain)
+    store = open_pixels(dataset, config.image_size, max_unreadable=config.max_unreadable, progress=reporter.pixels)
+    readable = replace(
+        dataset, records=tuple(record for record, good in zip(dataset.records, store.readable, strict=True) if good)
+    )
+    if run is not None:
+        split = read_split(run.folder / "split.csv", readable)
+        truth = read_truth(run.folder / "truth.csv", dataset.classes, dataset.multi_label) if run.truth else {}
+        split = replace(split, truth=truth)
+    elif config.split is not None:
+        split = read_split(Path(config.split), readable)
+    else:
+        split = make_split(readable, config.labels, by=config.split_by, seed=config.seed)
+    if METHODS[config.method].uses_truth and run is None:
+        split = move_to_labeled(split, split.truth)
+    unreadable = tuple(f"{record.path}: {reason}; left out" for record, reason in store.unreadable)
+    remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks)
+    for remark in remarks:
+        reporter.note(remark)
+    return PreparedData(dataset, store.array, split, remarks)
+
+
+class Session:
+    """What a training holds while it runs: data on the device, model, method, optimiser."""
+
+    def __init__(self, config: RunConfig, data: PreparedData) -> None:
+        self.config, self.data = config, data
+        dataset, split = data.dataset, data.split
+        self.labeled_labels = data.encode(split.labeled)
+        self.val_labels, self.test_labels = data.encode(split.val), data.encode(split.test)
+        self.truth = encode_labels(
+            [split.truth.get(record.id) for record in split.unlabeled], len(dataset.classes), dataset.multi_label
+        )
+        classes = len(dataset.classes)
+        counts = (
+            self.labeled_labels.sum(0) if dataset.multi_label else np.bincount(self.labeled_labels, minlength=classes)
+        )
+        self.task = Task(classes, dataset.multi_label, tuple(counts.tolist()))
+
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.device = choose_device(config.device)
+        self.parts = open_parts(
+            dataset, data.pixels, split, self.device, Augmentation(config.rotation, config.translation, config.flip)
+        )
+        torch.manual_seed(_seed(config.seed, 0))
+        if config.prior_correction == "labeled" and self.task.multi_label:
+            raise ConfigError(
+                "prior_correction = 'labeled' divides a softmax, and a multi-label set has none; leave it at 'none'"
+            )
+        entry = METHODS[config.method]
+        if entry.uses_unlabeled and not split.unlabeled:
+            raise DataError(
+                f"{dataset.name}: no unlabeled images for method {config.method!r}; "
+                "keep only some labels with --labels, or train the method 'baseline'"
+            )
+        encoder = build_encoder(config.backbone, config.image_size, data.pixels.shape[-1], config.dropout)
+        self.method: Method = entry.build(self.task, entry.settings(**config.method_settings)).to(self.device)
+        self.model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains).to(self.device)
+        trained = [value for value in (*self.model.parameters(), *self.method.parameters()) if value.requires_grad]
+        optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+        self.optimizer = optimizers[self.method.optimizer](trained, config.lr)
+        self.engine = Engine(self.optimizer, self.device, config.precision)
+
+    def create_run(self, folder: Path) -> Run:
+        dataset, split = self.data.dataset, self.data.split
+        rows = (
+            SplitRow(record.id, part, label_text(record.label, dataset.classes), record.group or "")
+            for part, records in split.parts()
+            for record in records
+        )
+        truth = {image: label_text(label, dataset.classes) for image, label in split.truth.items()}
+        return Run.create(folder, self.config, self._environment(), rows, truth)
+
+    def restore(self, run: Run) -> tuple[list[dict[str, Any]], int]:
+        """Take up the checkpoint, if there is one: the epochs' figures so far, and which epoch was best."""
+        state = run.load_checkpoint()
+        if state is None:
+            return [], 0
+        self.model.load_state_dict(state["model"])
+        self.method.load_state_dict(state["method"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        return run.metrics[: state["epoch"]], state["best"]
+
+    def state(self) -> dict[str, Any]:
+        """All that the next epoch depends on; every epoch seeds itself, so no generator is among it."""
+        return {
+            "model": self.model.state_dict(),
+            "method": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def begin_epoch(self, epoch: int) -> float:
+        """Seed the epoch, so that it is the same after a resume, and set its learning rate."""
+        seed = _seed(self.config.seed, epoch)
+        torch.manual_seed(seed)
+        self.parts.seed(seed)
+        self._order = torch.Generator().manual_seed(seed)
+        self.model.train()
+        decays = sum(epoch - 1 >= share * self.config.epochs for share in self.config.lr_decay_at)
+        learning_rate = self.config.lr * self.config.lr_decay**decays
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        return learning_rate
+
+    def sample(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches, as positions in the labeled and the unlabeled part."""
+        config, steps = self.config, self.config.steps_per_epoch
+        labeled = shuffled_passes(len(self.parts.labeled), config.batch_size, steps, self._order)
+        unlabeled = shuffled_passes(len(self.parts.unlabeled), config.unlabeled_batch_size, steps, self._order)
+        return zip(labeled.to(self.device), unlabeled.to(self.device), strict=True)
+
+    def progress(self, epoch: int, step: int) -> Tensor:
+        """Eq. (19), by epoch as the paper has it, or by step."""
+        fraction = (step + 1) / self.config.steps_per_epoch if self.config.ramp == "step" else 1.0
+        return torch.tensor(ramp(epoch - 1 + fraction, self.config.epochs), device=self.device)
+
+    def evaluate(self, *, guesses: bool) -> tuple[dict[str, float], dict[str, Floats]]:
+        """Figures and arrays of this epoch; the pseudo-labels are judged once there are any."""
+        size, parts = self.config.eval_batch_size, self.parts
+        arrays = {"val_probs": self._predict(parts.val), "test_probs": self._predict(parts.test)}
+        figures = score(arrays["val_probs"], self.val_labels, "val") | score(
+            arrays["test_probs"], self.test_labels, "test"
+        )
+        if guesses and len(parts.unlabeled) and not self.task.multi_label:
+            raw, aligned = guess_pool(self.model, parts.unlabeled, size, self.method.pseudo_labels)
+            judged, further = judge_pseudo_labels(raw, aligned, self.truth)
+            figures, arrays = figures | judged, arrays | further
+        if guesses:
+            arrays |= {name: value.float().cpu().numpy() for name, value in self.method.history().items()}
+        return figures, arrays
+
+    def weights(self) -> dict[str, Tensor]:
+        """What predicts: the student and the head."""
+        return {name: value for name, value in self.model.state_dict().items() if not name.startswith("teacher.")}
+
+    def description(self) -> dict[str, str]:
+        """What is needed beside the weights to predict, kept in the file with them."""
+        model = {
+            "classes": self.data.dataset.classes,
+            "multi_label": self.task.multi_label,
+            "image_size": self.config.image_size,
+            "channels": self.data.pixels.shape[-1],
+            "backbone": self.config.backbone,
+            "class_frequencies": self._frequencies().tolist() if self.config.prior_correction == "labeled" else None,
+        }
+        return {"csda": json.dumps(model, ensure_ascii=False)}
+
+    def conclusions(
+        self, run: Run, rows: Sequence[Mapping[str, Any]], best: int
+    ) -> tuple[list[list[object]], list[list[object]], dict[str, Any]]:
+        """Predictions, pseudo-labels and the result, all at the epoch of best validation AUC."""
+        dataset, split = self.data.dataset, self.data.split
+        arrays = run.epoch_arrays(best)
+        predictions = [
+            [record.id, part, label_text(record.label, dataset.classes), self._choice(probs), *_digits(probs)]
+            for part, records in (("val", split.val), ("test", split.test))
+            for record, probs in zip(records, arrays[f"{part}_probs"], strict=True)
+        ]
+        self.model.load_state_dict(run.read_weights()[0], strict=False)
+        unlabeled = self._predict(self.parts.unlabeled) if split.unlabeled else ()
+        pseudo_labels = [
+            [record.id, self._choice(probs), *_digits(probs[[probs.argmax()]]), *_digits(probs)]
+            for record, probs in zip(split.unlabeled, unlabeled, strict=True)
+        ]
+        last = rows[-20:]
+        result = {
+            "best_epoch": best,
+            **{name: rows[best - 1].get(f"test_{name}") for name in ("auc", "mca")},
+            **{f"{name}_last20": _mean([row.get(f"test_{name}") for row in last]) for name in ("auc", "mca")},
+            "seconds": sum(row["seconds"] for row in rows),
+        }
+        if not self.task.multi_label:
+            corrected = metrics.prior_corrected(arrays["test_probs"], self._frequencies())
+            result |= score(corrected, self.test_labels, "prior")
+        return predictions, pseudo_labels, result
+
+    def _predict(self, pool: ImagePool) -> Floats:
+        probs = predict_pool(self.model, pool, self.config.eval_batch_size, multi_label=self.task.multi_label)
+        if self.config.prior_correction == "labeled":
+            probs = metrics.prior_corrected(probs, self._frequencies()).astype(np.float32)
+        return probs
+
+    def _choice(self, probs: Floats) -> str:
+        label = tuple(np.flatnonzero(probs > 0.5).tolist()) if self.task.multi_label else int(probs.argmax())
+        return label_text(label, self.data.dataset.classes)
+
+    def _frequencies(self) -> Floats:
+        counts = np.array(self.task.class_counts, dtype=np.float32)
+        return counts / counts.sum()
+
+    def _environment(self) -> dict[str, Any]:
+        dataset = self.data.dataset
+        gpu = self.device.type == "cuda"
+        return {
+            "csda": csda.__version__,
+            "commit": _commit(),
+            "command": " ".join(["csda", *sys.argv[1:]]),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "platform": platform.platform(),
+            "device": str(self.device),
+            "device_name": torch.cuda.get_device_name(self.device)
+            if gpu
+            else platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "dataset": dataset.name,
+            "classes": list(dataset.classes),
+            "multi_label": dataset.multi_label,
+            "remarks": list(self.data.remarks),
+        }
+
+
+class EventWriter:
+    """TensorBoard's event files beside the run's own; a resumed run hides the epochs that it computes again."""
+
+    def __init__(self, folder: Path, epochs_done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epochs_done + 1)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        for name, value in row.items():
+            if isinstance(value, float) and np.isfinite(value):
+                self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _seed(seed: int, epoch: int) -> int:
+    """A seed of its own for each epoch; epoch 0 stands for the weights."""
+    return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+
+
+def _digits(probs: Floats) -> list[str]:
+    """Nine significant digits give a float32 back exactly."""
+    return [f"{value:.9g}" for value in probs]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout that the package runs from, if it does."""
+    here = Path(__file__).parent
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None

@@ -1,0 +1,125 @@
+"""Training from a data set to a finished run folder."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from csda.config import RunConfig, resolve
+from csda.errors import ConfigError, RunError
+from csda.methods import METHODS
+from csda.progress import Reporter, choose_reporter
+from csda.runs import Run
+from csda.session import EventWriter, Session, prepare_data
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    method: str | None = None,
+    preset: str | None = None,
+    labels: str | int | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+) -> Run:
+    """Train a classifier and return its run, the folder `out` with model, predictions and history.
+
+    `data` is a folder of images, or None for the drawn set `synthetic`; `settings` are further settings by name, as
+    `--set` takes them. With `resume`, a run that was interrupted goes on where its last epoch ended.
+    """
+    choices = {"data": data, "method": method, "preset": preset, "labels": labels, "seed": seed}
+    chosen = {
+        key: str(value) if isinstance(value, Path) else value for key, value in choices.items() if value is not None
+    }
+    chosen |= settings or {}
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    with reporter or choose_reporter(quiet=False) as reporter:
+        if resume and out is not None and (Path(out) / "config.toml").is_file():
+            run = Run(out)
+            run.check_config(configure(_flat(run.settings, chosen) | chosen))
+            if run.finished:
+                reporter.note(f"{run.folder}: this run has already finished")
+                return run
+            return fit(Session(run.settings, prepare_data(run.settings, run, reporter)), run, reporter)
+        config = configure(chosen)
+        session = Session(config, prepare_data(config, None, reporter))
+        run = session.create_run(Path(out) if out is not None else unused_folder(config))
+        return fit(session, run, reporter)
+
+
+def configure(chosen: Mapping[str, Any]) -> RunConfig:
+    """The complete configuration: without a choice the preset is `quick` where there is no GPU, and the drawn set
+    keeps 150 labels."""
+    name = str(chosen.get("method", "csda"))
+    if name not in METHODS:
+        raise ConfigError(f"method = {name!r} is unknown; choose one of {', '.join(METHODS)}")
+    entry = METHODS[name]
+    basis: dict[str, Any] = {"preset": "default" if torch.cuda.is_available() else "quick"}
+    if chosen.get("data", "synthetic") == "synthetic":
+        basis["labels"] = "150"
+    return resolve(basis | dict(chosen), entry.settings, entry.defaults)
+
+
+def fit(session: Session, run: Run, reporter: Reporter) -> Run:
+    """The loop: epochs of steps, each epoch scored, written and checkpointed."""
+    config, parts, model, method, engine = session.config, session.parts, session.model, session.method, session.engine
+    rows, best = session.restore(run)
+    writer = EventWriter(run.folder, len(rows)) if config.tensorboard else None
+    reporter.begin(config.epochs, config.steps_per_epoch, len(rows))
+    for epoch in range(len(rows) + 1, config.epochs + 1):
+        started = time.perf_counter()
+        warming_up = epoch <= config.warm_up_epochs
+        learning_rate = session.begin_epoch(epoch)
+        for step, (labeled_indices, unlabeled_indices) in enumerate(session.sample()):
+            labeled = parts.labeled.batch(labeled_indices)
+            if warming_up:
+                engine.step(method.warm_up, model, labeled)
+            else:
+                unlabeled = parts.unlabeled.batch(unlabeled_indices)
+                engine.step(method.step, model, labeled, unlabeled, parts.unlabeled, session.progress(epoch, step))
+            reporter.step()
+        if epoch == config.warm_up_epochs:
+            method.begin(model, parts.labeled, parts.unlabeled)
+        elif not warming_up:
+            method.end_epoch(model, parts.labeled, parts.unlabeled, session.progress(epoch, config.steps_per_epoch - 1))
+
+        row = {"epoch": epoch, "lr": learning_rate, **engine.figures()}
+        if not np.isfinite(row["loss"]):
+            raise RunError(f"the loss is not finite in epoch {epoch}; give a lower lr than {config.lr} with --set lr=…")
+        figures, arrays = session.evaluate(guesses=not warming_up)
+        row |= {**figures, "seconds": time.perf_counter() - started}
+        run.write_epoch(row, arrays, rows)
+        rows.append(row)
+        if best == 0 or row["val_auc"] > rows[best - 1]["val_auc"]:
+            best = epoch
+            run.write_model(session.weights(), session.description())
+        run.save_checkpoint(session.state() | {"epoch": epoch, "best": best})
+        if writer is not None:
+            writer.write(row)
+        reporter.epoch(row)
+    run.finish(config.epochs, *session.conclusions(run, rows, best))
+    return run
+
+
+def unused_folder(config: RunConfig) -> Path:
+    """A new folder under runs/, named after what is trained."""
+    name = f"{Path(config.data).name or 'images'}-{config.method}-{config.seed}"
+    candidates = (Path("runs") / (name if count == 1 else f"{name}-{count}") for count in itertools.count(1))
+    return next(folder for folder in candidates if not folder.exists())
+
+
+def _flat(config: RunConfig, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings as choices; another method has other settings of its own."""
+    values = config.model_dump(exclude_none=True)
+    own = values.pop("method_settings")
+    return values | (own if chosen.get("method", config.method) == config.method else {})
