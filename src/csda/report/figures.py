@@ -17,11 +17,12 @@ import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from csda import metrics
-from csda.report.tables import Entry, count_classes, evaluated_part
+from csda.report.tables import Entry, count_classes
 from csda.runs import Run
 
 Array = npt.NDArray[np.float64]
@@ -106,11 +107,10 @@ def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
     figure, axes = _canvas(HALF, 320)
     for entry in entries:
         colour, best = PALETTE[entry.colour], int(entry.run.result["best_epoch"])
-        prefix = f"{entry.name}, " if len(entries) > 1 else ""
         epochs, test = _series(entry.run, f"test_{metric}")
         _, validation = _series(entry.run, f"val_{metric}")
-        axes.plot(epochs, test, color=colour, linewidth=2, label=f"{prefix}test")
-        axes.plot(epochs, validation, ":", color=colour, linewidth=1.6, label=f"{prefix}validation")
+        axes.plot(epochs, test, color=colour, linewidth=2, label=_label(entries, entry, "test"))
+        axes.plot(epochs, validation, ":", color=colour, linewidth=1.6, label=_label(entries, entry, "validation"))
         chosen = epochs == best
         axes.plot(epochs[chosen], test[chosen], "o", color=colour, markersize=8, markeredgecolor=PALETTE["paper"])
         if len(entries) == 1:
@@ -127,9 +127,7 @@ def draw_recalls(entries: Sequence[Entry]) -> Figure:
     counts = count_classes(entries[0].run)
     order = sorted(range(len(counts)), key=lambda i: counts[i].labeled)
     spacing = 0.62 / max(len(entries) - 1, 2)
-    figure, axes = _canvas(
-        HALF if len(entries) == 1 else FULL, 70 + len(counts) * max(38, 16 * len(entries)) + 18 * (len(entries) > 1)
-    )
+    figure, axes = _canvas(FULL if len(entries) > 1 else HALF, 90 + len(counts) * max(38, 16 * len(entries)))
     for k, entry in enumerate(entries):
         places = np.arange(len(order)) - spacing * (k - (len(entries) - 1) / 2)
         recalls = [entry.scores.recall[i] for i in order]
@@ -151,11 +149,11 @@ def draw_recalls(entries: Sequence[Entry]) -> Figure:
 def draw_confusion(entry: Entry, title: str) -> Figure:
     """Rows are the truth, columns the prediction; a cell's colour and percentage are its share of the row."""
     n = len(entry.run.classes)
-    probs, labels = entry.run.predictions.part(evaluated_part(entry.run))
+    probs, labels = entry.run.predictions.part("test")
     matrix = metrics.confusion(labels, metrics.predict(probs), n)
     totals = matrix.sum(axis=1)
     names = [_shorten(name, 18) for name in entry.run.classes]
-    figure, axes = _canvas(HALF, 430)
+    figure, axes = _canvas(HALF, min(430, 190 + 60 * n))
     crowded = n > 8
     for i in range(n):
         for j in range(n):
@@ -217,11 +215,12 @@ def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
         "flip_rate": ("flipped", ":"),
     }
     for entry in entries:
-        prefix = f"{entry.name}, " if len(entries) > 1 else ""
         for key, (name, style) in styles.items():
             epochs, values = _series(entry.run, key)
-            if np.isfinite(values).any():
-                axes.plot(epochs, values, style, color=PALETTE[entry.colour], linewidth=2, label=f"{prefix}{name}")
+            if (values > 0).any():
+                axes.plot(
+                    epochs, values, style, color=PALETTE[entry.colour], linewidth=2, label=_label(entries, entry, name)
+                )
     _over_epochs(axes)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -235,13 +234,17 @@ def draw_distances(entries: Sequence[Entry]) -> Figure:
     """Frobenius distance of the unlabeled class marginals to the labeled ones, before and after alignment."""
     figure, axes = _canvas(HALF, 300)
     for entry in entries:
-        prefix = f"{entry.name}, " if len(entries) > 1 else ""
         history = entry.run.history
         for key, name, style in (("unlabeled", "before", "--"), ("aligned", "after", "-")):
             gaps = history[f"{key}_marginals"] - history["labeled_marginals"]
             distances = np.sqrt((gaps**2).sum(axis=tuple(range(1, gaps.ndim))))
             axes.plot(
-                history["epochs"], distances, style, color=PALETTE[entry.colour], linewidth=2, label=prefix + name
+                history["epochs"],
+                distances,
+                style,
+                color=PALETTE[entry.colour],
+                linewidth=2,
+                label=_label(entries, entry, name),
             )
     _over_epochs(axes)
     axes.set_ylim(bottom=0)
@@ -258,17 +261,23 @@ def _draw_by_class(
     classes = entries[0].run.classes
     columns = min(4, len(classes))
     rows = -(-len(classes) // columns)
-    figure = Figure(figsize=(FULL / 72, (40 + 135 * rows) / 72), layout="constrained")
+    layout = ConstrainedLayoutEngine(h_pad=8 / 72)
+    figure = Figure(figsize=(FULL / 72, (40 + 140 * rows) / 72), layout=layout)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for i, axes in enumerate(panels.flat):
         if i >= len(classes):
             axes.set_visible(False)
             continue
         for entry in entries:
-            prefix = f"{entry.name}, " if len(entries) > 1 else ""
             for (name, read), style in zip(readers.items(), ("-", (0, (4, 2))), strict=False):
                 values, colour = read(entry.run)[:, i], PALETTE[entry.colour]
-                axes.plot(entry.run.history["epochs"], values, color=colour, linestyle=style, label=prefix + name)
+                axes.plot(
+                    entry.run.history["epochs"],
+                    values,
+                    color=colour,
+                    linestyle=style,
+                    label=_label(entries, entry, name),
+                )
         axes.set_title(_shorten(classes[i]), fontsize=12, fontweight="normal")
         _over_epochs(axes, label="")
         axes.tick_params(labelbottom=True)
@@ -282,6 +291,10 @@ def _canvas(width: int, height: int) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
+def _label(entries: Sequence[Entry], entry: Entry, name: str) -> str:
+    return f"{entry.name}, {name}" if len(entries) > 1 else name
+
+
 def _legend(figure: Figure, axes: Axes, columns: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=1.6, columnspacing=1.4)
@@ -289,7 +302,7 @@ def _legend(figure: Figure, axes: Axes, columns: int) -> None:
 
 def _over_epochs(axes: Axes, label: str = "epoch") -> None:
     axes.set_xlabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.grid(visible=False, axis="x")
     for line in axes.get_lines():
         # A line of one point would not be seen.

@@ -33,7 +33,7 @@ def write_report(run_folder: Path) -> Path:
     page = _environment().get_template("run.html").render(
         title=f"{entry.name} on {_data_name(run)}",
         entry=entry,
-        part=tables.evaluated_part(run),
+        images=tables.count_images(run),
         counts=tables.count_classes(run),
         remarks=tables.remark_split(run),
         summary=_describe_run(entry),
@@ -54,10 +54,10 @@ def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs 
     page = _environment().get_template("comparison.html").render(
         title=title,
         entries=entries,
-        part=tables.evaluated_part(runs[0]),
         rows=rows,
         summary=_describe_comparison(entries, rows),
         counts=tables.count_classes(runs[0]),
+        images=tables.count_images(runs[0]),
         remarks=list(dict.fromkeys(remark for run in runs for remark in tables.remark_split(run))),
         recalls=_picture_recalls(entries),
         curves=_picture_curves(entries),
@@ -94,14 +94,13 @@ def _write(path: Path, page: str) -> Path:
 def _describe_run(entry: Entry) -> str:
     """What the run achieved, in two sentences for a reader who has never heard of AUC."""
     run, scores = entry.run, entry.scores
-    part = tables.evaluated_part(run)
-    sizes = {name: sum(row.split == name for row in run.split) for name in ("labeled", "unlabeled", part)}
-    others = f" and {sizes['unlabeled']:,} unlabeled" if sizes["unlabeled"] else ""
+    images = tables.count_images(run)
+    others = f" and {images['unlabeled']:,} unlabeled" if images["unlabeled"] else ""
     kind = "label" if run.multi_label else "class"
     present = [(each.value, name) for each, name in zip(scores.recall, run.classes, strict=True) if each.value >= 0]
     (weakest, weakest_name), (strongest, strongest_name) = min(present), max(present)
     return (
-        f"Trained on {sizes['labeled']:,} labeled{others} images and tried on {sizes[part]:,} {_PARTS[part]} images: "
+        f"Trained on {images['labeled']:,} labeled{others} images and tried on {images['test']:,} test images: "
         f"shown an image of a {kind} and one that is not, the model tells which is which {scores.auc.value:.0%} "
         "of the time. "
         f"It recognises {scores.mca.value:.0%} of a {kind}'s images on average, from {weakest:.0%} of {weakest_name} "
@@ -118,7 +117,8 @@ def _describe_comparison(entries: Sequence[Entry], rows: Sequence[tables.Row]) -
             sentences.append(f"{entry.name} was tested on other images than {reference}, so no difference is given.")
         else:
             sentences.append(
-                f"Compared with {reference}, {entry.name} is {_judge('MCA', gaps['MCA'])} and {_judge('AUC', gaps['AUC'])}."
+                f"Compared with {reference}, {entry.name} is {_judge('MCA', gaps['MCA'])} "
+                f"and {_judge('AUC', gaps['AUC'])}."
             )
     return sentences
 
@@ -245,6 +245,3 @@ def _format_setting(value: Any) -> str:
         if isinstance(value, list | tuple)
         else str(value)
     )
-
-
-_PARTS = {"test": "test", "val": "validation"}

@@ -58,7 +58,7 @@ class Scores:
     """How one run, or the difference of two, stands on the test images; the last three hold one entry a class.
 
     `prior_mca` is the control: MCA once the softmax is divided by the labeled class frequencies. It is None in
-    multi-label sets, where nothing competes for the probability.
+    multi-label sets, which have no softmax, and where the run itself divided already.
     """
 
     auc: Estimate
@@ -118,20 +118,15 @@ def enter(runs: Sequence[Run]) -> list[Entry]:
     ]
 
 
-def evaluated_part(run: Run) -> str:
-    """`test`, or `val` where a run has no test images."""
-    return "test" if (run.predictions.splits == "test").any() else "val"
-
-
 def score(run: Run) -> Scores:
     """The scores of a run at its best validation epoch."""
-    images = _evaluated(run)
+    images = _test_images(run)
     return _estimate_all(images.labels, images)
 
 
 def compare(run: Run, reference: Run) -> Scores | None:
     """How far a run is ahead of the reference, image by image; None where they were tested on different images."""
-    images, reference_images = _evaluated(run), _evaluated(reference)
+    images, reference_images = _test_images(run), _test_images(reference)
     if not (
         np.array_equal(images.ids, reference_images.ids) and np.array_equal(images.labels, reference_images.labels)
     ):
@@ -148,7 +143,7 @@ def compare_all(entries: Sequence[Entry]) -> list[Row]:
         return Row(name, labeled, [pick(each) for each in scores], [pick(each) if each else None for each in gaps])
 
     rows = [row("AUC", lambda each: each.auc), row("MCA", lambda each: each.mca)]
-    if scores[0].prior_mca:
+    if all(each.prior_mca for each in scores):
         rows.append(row("MCA, prior-corrected", lambda each: each.prior_mca))
     counts = count_classes(entries[0].run)
     return rows + [
@@ -163,11 +158,12 @@ def count_classes(run: Run) -> list[ClassCounts]:
     for row in run.split:
         label = run.truth.get(row.id, "") if row.split == "unlabeled" else row.label
         counts.update((row.split, name) for name in label.split("|"))
+    known = bool(run.truth) or count_images(run)["unlabeled"] == 0
     return [
         ClassCounts(
             name,
             counts["labeled", name],
-            counts["unlabeled", name] if run.truth else None,
+            counts["unlabeled", name] if known else None,
             counts["val", name],
             counts["test", name],
         )
@@ -175,25 +171,16 @@ def count_classes(run: Run) -> list[ClassCounts]:
     ]
 
 
+def count_images(run: Run) -> Counter[str]:
+    """How many images are in each part."""
+    return Counter(row.split for row in run.split)
+
+
 def remark_split(run: Run) -> list[str]:
-    """What a reader of the figures should know about the split."""
-    remarks = list(run.remarks)
-    groups = {
-        part: {row.group for row in run.split if row.split in parts and row.group}
-        for part, parts in (("training", ("labeled", "unlabeled")), ("val", ("val",)), ("test", ("test",)))
-    }
-    for part, other in (("test", "training"), ("val", "training"), ("test", "val")):
-        if shared := len(groups[part] & groups[other]):
-            remarks.append(
-                f"{shared} of the {len(groups[part])} patients, lesions or videos in {part} are also in {other}: "
-                "their images are not independent, and the figures flatter."
-            )
-    few = [count.name for count in count_classes(run) if 0 < getattr(count, evaluated_part(run)) < 10]
-    if few:
-        remarks.append(
-            f"Fewer than ten {evaluated_part(run)} images: {', '.join(few)}. One image moves their recall far."
-        )
-    return remarks
+    """What a reader of the figures should know about the data."""
+    few = [count.name for count in count_classes(run) if 0 < count.test < 10]
+    caution = f"fewer than ten test images of {', '.join(few)}: a single one moves the recall far"
+    return [*run.remarks, *([caution] if few else [])]
 
 
 def run_table(run: Run) -> Table:
@@ -221,7 +208,7 @@ def run_table(run: Run) -> Table:
 def comparison_table(runs: Sequence[Run]) -> Table:
     """Several runs side by side for the terminal; differences are to the first."""
     entries = enter(runs)
-    table = Table(title=f"{evaluated_part(runs[0])} images, 95 % bootstrap intervals")
+    table = Table(title="test images, 95 % bootstrap intervals")
     table.add_column("")
     for entry in entries:
         table.add_column(Text(entry.name), justify="right")
@@ -243,7 +230,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """The images a run is judged by, sorted by id."""
+    """The test images of a run, sorted by id; `corrected` are the probabilities divided by the class frequencies."""
 
     ids: npt.NDArray[np.str_]
     labels: npt.NDArray[np.intp]
@@ -251,13 +238,13 @@ class _Images:
     corrected: Array | None
 
 
-def _evaluated(run: Run) -> _Images:
+def _test_images(run: Run) -> _Images:
     predictions = run.predictions
-    (chosen,) = np.nonzero(predictions.splits == evaluated_part(run))
+    (chosen,) = np.nonzero(predictions.splits == "test")
     ids = np.asarray(predictions.ids)[chosen]
     chosen = chosen[np.argsort(ids)]
     probs, corrected = predictions.probs[chosen], None
-    if not run.multi_label:
+    if not run.multi_label and run.config["prior_correction"] == "none":
         labeled = np.array([count.labeled for count in count_classes(run)])
         corrected = metrics.prior_corrected(probs, labeled / labeled.sum())
     return _Images(np.sort(ids), predictions.labels[chosen], probs, corrected)
@@ -270,7 +257,7 @@ def _estimate_all(labels: npt.NDArray[np.intp], *models: _Images) -> Scores:
     return Scores(
         auc=Estimate(*_estimate(metrics.auc, labels, probs)),
         mca=Estimate(*_estimate(metrics.mca, labels, probs)),
-        prior_mca=Estimate(*_estimate(metrics.mca, labels, corrected)) if corrected else None,
+        prior_mca=Estimate(*_estimate(metrics.mca, labels, corrected)) if len(corrected) == len(models) else None,
         recall=tuple(Estimate(*column) for column in _estimate(metrics.recall, labels, probs).T),
         precision=tuple(Estimate(*column) for column in _estimate(metrics.precision, labels, probs).T),
         class_auc=tuple(Estimate(*column) for column in _estimate(metrics.per_class_auc, labels, probs).T),
