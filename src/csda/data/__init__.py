@@ -1,1 +1,129 @@
 """Images: where they come from, how they are split, and their pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from csda.data.listing import read_table
+from csda.data.records import Dataset, Split
+from csda.data.splits import make_split, read_split
+from csda.errors import ConfigError, DataError
+
+SOURCES: dict[str, tuple[str, ...]] = {
+    "synthetic": ("seed",),
+    "ham10000": ("lists", "labels"),
+    "chexpert": ("lists", "labels", "uncertain"),
+    "nih_chestxray14": ("lists",),
+    "kvasir_capsule": ("lists",),
+    "folder": ("image_column", "label_column", "group_column", "split_column"),
+}
+"""Each source is the module of its name, and these are the settings that its `load` takes."""
+
+
+def load_dataset(
+    path: str | Path | None = None,
+    source: str | None = None,
+    *,
+    split: str | Path | Sequence[str | Path] | None = None,
+    labels: str | int | None = None,
+    seed: int = 0,
+    uncertain: Literal["remove", "zeros", "ones"] = "remove",
+    image_column: str = "image",
+    label_column: str = "label",
+    group_column: str = "group",
+    split_column: str = "split",
+) -> Dataset:
+    """Reads what is known of the images of a set; `path` is a folder, or None or `synthetic` for the drawn set.
+
+    The source is recognised by the layout of the folder unless it is named. `split` are a set's published lists, or
+    the folder that holds them, and `labels` says which of them is meant; a split CSV is left to `split_dataset`. A
+    setting that the source does not have is refused.
+    """
+    root = None if path is None or str(path) == "synthetic" else Path(path)
+    name = source or recognise(root)
+    if name not in SOURCES:
+        raise ConfigError(f"source = {name!r} is unknown; choose one of {', '.join(SOURCES)}")
+    files = split_files(split)
+    common: dict[str, Any] = {"seed": seed, "labels": None if labels is None else str(labels)}
+    special: dict[str, tuple[Any, Any]] = {
+        "lists": ([] if is_split_csv(files) else files, []),
+        "uncertain": (uncertain, "remove"),
+        "image_column": (image_column, "image"),
+        "label_column": (label_column, "label"),
+        "group_column": (group_column, "group"),
+        "split_column": (split_column, "split"),
+    }
+    for setting, (value, default) in special.items():
+        if value != default and setting not in SOURCES[name]:
+            raise ConfigError(f"the source {name} has no setting `{setting}`; leave it out, or choose another source")
+    given = common | {setting: value for setting, (value, _) in special.items()}
+    options = {setting: given[setting] for setting in SOURCES[name]}
+    load = import_module(f"csda.data.{name}").load
+    dataset: Dataset = load(**options) if name == "synthetic" else load(_existing(root, name), **options)
+    return dataset
+
+
+def split_dataset(
+    dataset: Dataset,
+    *,
+    split: str | Path | Sequence[str | Path] | None = None,
+    labels: str | int | None = None,
+    by: Literal["image", "group"] = "image",
+    seed: int = 0,
+) -> Split:
+    """Divides the set: as a split CSV says, where `split` is one, otherwise by its lists and by drawing."""
+    files = split_files(split)
+    if is_split_csv(files):
+        return read_split(files[0], dataset)
+    return make_split(dataset, labels, by=by, seed=seed)
+
+
+def recognise(root: Path | None) -> str:
+    """The source whose layout the folder has; `folder` is the one that takes whatever is left."""
+    if root is None:
+        return "synthetic"
+    if root.is_dir():
+        for name in SOURCES:
+            if name not in ("synthetic", "folder") and import_module(f"csda.data.{name}").recognise(root):
+                return name
+    return "folder"
+
+
+def split_files(split: str | Path | Sequence[str | Path] | None) -> list[Path]:
+    """The files that `--split` names: one, several (a list, or separated by commas), or all lists in a folder."""
+    if split is None:
+        return []
+    if isinstance(split, str) and not Path(split).exists():
+        split = split.split(",")
+    files: list[Path] = []
+    for path in [split] if isinstance(split, str | Path) else split:
+        path = Path(path)
+        if path.is_dir():
+            files += sorted(file for file in path.iterdir() if file.suffix.lower() in (".txt", ".csv"))
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise DataError(f"{path}: there is no such file or folder to read the split from")
+    if not files:
+        raise DataError(f"{split}: the folder holds no list; lists end in .txt or .csv")
+    return files
+
+
+def is_split_csv(files: Sequence[Path]) -> bool:
+    """Whether this is a split as `write_split` writes it, rather than lists of a published set."""
+    if len(files) != 1 or files[0].suffix.lower() != ".csv":
+        return False
+    return {"id", "split"} <= set(read_table(files[0]).columns)
+
+
+def _existing(root: Path | None, source: str) -> Path:
+    if root is None:
+        raise ConfigError(f"the source {source} needs the folder of its images")
+    if not root.exists():
+        raise DataError(f"{root}: there is no such folder")
+    if root.is_file() and (source != "folder" or root.suffix.lower() != ".csv"):
+        raise DataError(f"{root} is a file; name the folder with the images, unpacked, or a CSV with their labels")
+    return root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from csda.errors import DataError
 
 NONE_PRESENT = "(none)"
 """How a multi-label cell says that none of the labels is present, which is not the same as an empty cell."""
+
+UNFIT_CHARACTERS = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and what stands for bytes that are not UTF-8: neither survives a CSV."""
 
 JOIN = "|"
 """Joins the labels of one image in a cell."""
@@ -135,7 +139,7 @@ def clean_names(found: Iterable[tuple[str, str]]) -> dict[str, str]:
         folded = fold_name(name)
         if not folded:
             raise DataError(f"{where}: a class without a name")
-        if JOIN in name or folded == NONE_PRESENT or not name.isprintable():
+        if JOIN in name or folded == NONE_PRESENT or UNFIT_CHARACTERS.search(name):
             raise DataError(f"{where}: a class cannot be called {name!r}; rename it")
         other, other_where = first.setdefault(folded, (name, where))
         if unicodedata.normalize("NFC", other) != unicodedata.normalize("NFC", name):

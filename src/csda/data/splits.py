@@ -172,7 +172,7 @@ def write_split(split: Split, dataset: Dataset, path: Path) -> None:
 
 
 def read_split(path: Path, dataset: Dataset) -> Split:
-    """Gives a split back, as `write_split` or a person wrote it; images of the set that it does not name are left out."""
+    """Gives a split back, as `write_split` or a person wrote it; images that it does not name are left out."""
     table = read_table(path)
     id_column, split_column = table.require("id"), table.require("split")
     label_column, group_column = table.position("label"), table.position("group")

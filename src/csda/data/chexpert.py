@@ -1,0 +1,180 @@
+"""`chexpert`: chest X-rays with fourteen observations, as Irvin et al. (2019) distribute them.
+
+`train.csv` and `valid.csv`, whose column `Path` begins with the name of the distribution. Frontal views alone are read,
+and the images of one patient are a group. An empty cell counts as absent; a row with an uncertain cell (-1) is removed
+as in the paper, or the cell is taken as 0 or 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from csda.data.listing import read_flags, read_table
+from csda.data.records import Dataset, Part, Record
+from csda.errors import DataError
+
+CLASSES = (
+    "No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema",
+    "Consolidation", "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture",
+    "Support Devices",
+)  # fmt: skip
+
+LATENT_MIXING_ORDER = (
+    "Pleural Effusion", "Support Devices", "Pneumonia", "Fracture", "Atelectasis", "Lung Opacity",
+    "Enlarged Cardiomediastinum", "Pneumothorax", "Edema", "Cardiomegaly", "Consolidation", "No Finding",
+    "Lung Lesion", "Pleural Other",
+)  # fmt: skip
+"""The labels as the lists of the GLM paper (Gyawali et al. 2020) have them."""
+
+PUBLISHED: dict[str, int] = {}
+"""None: what is published counts lateral views and uncertain rows, too."""
+
+CELLS = {"": 0, "0": 0, "0.0": 0, "1": 1, "1.0": 1, "-1": -1, "-1.0": -1}
+
+Uncertain = Literal["remove", "zeros", "ones"]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One frontal image; `label` is None where a row with uncertain cells is to be removed."""
+
+    path: str
+    label: tuple[int, ...] | None
+
+    @property
+    def patient(self) -> str:
+        return self.path.split("/")[1]
+
+    @property
+    def list_name(self) -> str:
+        """How the lists call it: without its folder, and `_` for `/`."""
+        return self.path.partition("/")[2].replace("/", "_")
+
+
+def recognise(root: Path) -> bool:
+    try:
+        with (_home(root) / "train.csv").open(encoding="utf-8", errors="replace") as file:
+            return "Frontal/Lateral" in file.readline()
+    except OSError:
+        return False
+
+
+def load(
+    root: Path, *, uncertain: Uncertain = "remove", lists: Sequence[Path] = (), labels: str | None = None
+) -> Dataset:
+    """Reads the set; `lists` are those of the GLM paper, of which `labels` chooses one (100 to 500).
+
+    Their unlabeled list was never published: it is every frontal training image without uncertain cells that is in no
+    list. A number of labels that has no list of its own leaves all training images to be drawn from.
+    """
+    home = _home(root)
+    training = _read_views(home / "train.csv", uncertain)
+    if not training:
+        raise DataError(f"{home / 'train.csv'} has no frontal view")
+    if not (home / training[0].path).is_file():
+        raise DataError(f"{home / training[0].path} is missing; unpack the images beside train.csv")
+    if lists:
+        return _with_lists(root, training, lists, labels)
+    official = _read_views(home / "valid.csv", uncertain) if (home / "valid.csv").is_file() else []
+    records = [_record(home, view, "train") for view in training if view.label is not None]
+    records += [_record(home, view, "val") for view in official if view.label is not None]
+    removed = len(training) + len(official) - len(records)
+    remarks = (f"{removed} images with uncertain labels are left out",) if removed else ()
+    return Dataset("chexpert", CLASSES, tuple(records), multi_label=True, root=root, remarks=remarks)
+
+
+def _home(root: Path) -> Path:
+    """The folder with the tables: this one, or the distribution's own below it."""
+    below = [path.parent for path in sorted(root.glob("CheXpert-v1.0*/train.csv"))]
+    return root if (root / "train.csv").is_file() or len(below) != 1 else below[0]
+
+
+def _record(home: Path, view: _View, part: Part) -> Record:
+    return Record(view.path, home / view.path, view.label, view.patient, part)
+
+
+def _read_views(path: Path, uncertain: Uncertain) -> list[_View]:
+    """The frontal views of a table, each once."""
+    table = read_table(path)
+    path_at, side_at = table.require("Path"), table.require("Frontal/Lateral")
+    label_at = [table.require(name) for name in CLASSES]
+    rows: dict[str, tuple[int, _View]] = {}
+    for row, cells in table.rows:
+        where = f"{path}, row {row}"
+        if cells[side_at].strip() not in ("Frontal", "Lateral"):
+            raise DataError(f"{where}: {cells[side_at]!r} is neither Frontal nor Lateral")
+        if cells[side_at].strip() == "Lateral":
+            continue
+        image = re.search(r"(?:train|valid)/[^/]+/[^/]+/[^/]+$", cells[path_at].strip())
+        if image is None or ".." in image[0].split("/"):
+            raise DataError(f"{where}: {cells[path_at]!r} is no path of CheXpert (train/patient00001/study1/view1_…)")
+        values = [CELLS.get(cells[position].strip()) for position in label_at]
+        if None in values:
+            name = CLASSES[values.index(None)]
+            raise DataError(f"{where}: column `{name}` holds neither 1, 0, -1 nor nothing")
+        positive = (1, -1) if uncertain == "ones" else (1,)
+        label = tuple(position for position, value in enumerate(values) if value in positive)
+        view = _View(image[0], None if uncertain == "remove" and -1 in values else label)
+        first_row, first = rows.setdefault(view.path, (row, view))
+        if view != first:
+            raise DataError(f"{where}: says otherwise of {view.path} than row {first_row}; keep one of the two")
+    return [view for _, view in rows.values()]
+
+
+# --- the lists of the GLM paper -------------------------------------------------------------------------------------
+
+
+def _with_lists(root: Path, training: list[_View], lists: Sequence[Path], labels: str | None) -> Dataset:
+    """Gives every image its part: `train_100.txt` …, `train_500_val_5000.txt` and `train_500_test_10000.txt`."""
+    labeled: dict[str, Path] = {}
+    held_out: dict[Part, Path] = {}
+    for path in lists:
+        match = re.fullmatch(r"train_(\d+)(?:_(val|test)_\d+)?", path.stem)
+        if match is None:
+            raise DataError(
+                f"{path}: cannot tell the part from the name; call it train_100, …_val_5000 or …_test_10000"
+            )
+        if match[2]:
+            held_out["val" if match[2] == "val" else "test"] = path
+        else:
+            labeled[match[1]] = path
+    if len(held_out) < 2 or not labeled:
+        raise DataError(f"{lists[0].parent}: the lists need at least one train file, a val and a test file")
+
+    chosen = labels or (next(iter(labeled)) if len(labeled) == 1 else "")
+    listed = chosen in labeled
+    # The labeled lists are nested: what only a larger one names is left out, so that the unlabeled images of all
+    # budgets are the same.
+    larger: Part | None = None if listed else "train"
+    sorted_lists: list[tuple[Part | None, Path]] = [*held_out.items()]
+    sorted_lists += [("labeled", labeled[chosen])] if listed else []
+    sorted_lists += [(larger, path) for number, path in labeled.items() if number != chosen]
+    views = {view.list_name: view for view in training}
+    parts: dict[str, Part | None] = {}
+    relabeled: dict[str, tuple[int, ...]] = {}
+    for part, path in sorted_lists:
+        for row, name, flags in read_flags(path, len(CLASSES)):
+            if name not in views:
+                raise DataError(f"{path}, row {row}: {name} is no frontal view of train.csv")
+            if parts.setdefault(name, part) in held_out and parts[name] != part:
+                raise DataError(f"{path}, row {row}: {name} is in the {parts[name]} list, too")
+            relabeled[name] = tuple(sorted(CLASSES.index(LATENT_MIXING_ORDER[flag]) for flag in flags))
+
+    home = _home(root)
+    records = []
+    for name, view in views.items():
+        view = replace(view, label=relabeled.get(name, view.label))
+        place = parts.get(name, "unlabeled" if listed else "train")
+        if view.label is not None and place is not None:
+            records.append(_record(home, view, place))
+    differing = sum(views[name].label not in (None, label) for name, label in relabeled.items())
+    remarks = [f"{len(training) - len(records)} training images with uncertain labels or in other lists are left out"]
+    if differing:
+        remarks.append(f"{differing} images have other labels in the lists than in train.csv; those of the lists count")
+    return Dataset(
+        "chexpert", CLASSES, tuple(records), multi_label=True, root=root, remarks=tuple(remarks), listed=listed
+    )

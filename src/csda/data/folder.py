@@ -1,0 +1,196 @@
+"""`folder`: anybody's images, with the classes in folder names or in a CSV.
+
+Three layouts:
+
+- one folder a class, and a folder `unlabeled`; both may lie in folders `train`, `val` and `test`;
+- images and a CSV with the columns `image,label[,group][,split]`; an empty label, like an image that the CSV does not
+  name, is unlabeled; several labels in a cell are joined by `|`, and `(none)` says that none is present;
+- images and a CSV with `image[,group][,split]` and one column of 0 and 1 for each label.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from csda.data.listing import JOIN, NONE_PRESENT, Table, clean_names, read_table
+from csda.data.records import Dataset, Label, Part, Record
+from csda.data.tree import ImageTree, scan_images
+from csda.errors import DataError
+
+FLAGS = {"0": False, "0.0": False, "1": True, "1.0": True, "": None}
+_UNREADABLE = "unreadable"
+
+UNLABELED = frozenset({"unlabeled", "unlabelled"})
+
+PARTS: dict[str, Part] = {
+    "train": "train", "training": "train",
+    "labeled": "labeled", "labelled": "labeled",
+    "unlabeled": "unlabeled", "unlabelled": "unlabeled",
+    "val": "val", "valid": "val", "validation": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+
+
+def load(
+    root: Path,
+    *,
+    image_column: str = "image",
+    label_column: str = "label",
+    group_column: str = "group",
+    split_column: str = "split",
+) -> Dataset:
+    """Reads a folder, or the CSV in it that is meant where there are several.
+
+    `label_column` may name several columns of 0 and 1, separated by commas.
+    """
+    listing = root if root.is_file() else None
+    tree = scan_images(root.parent if root.is_file() else root)
+    if not tree.images:
+        raise DataError(f"{tree.root} holds no images; JPEG, PNG, TIFF, BMP, WebP and DICOM files are looked for")
+    tables = [tree.root / name for name in tree.others if name.lower().endswith(".csv") and "/" not in name]
+    if listing is None and len(tables) > 1:
+        names = ", ".join(path.name for path in tables)
+        raise DataError(
+            f"{tree.root} has several CSV files ({names}); name the one with the labels instead of the folder"
+        )
+    if listing is not None or tables:
+        table = read_table(listing or tables[0])
+        return _from_table(tree, table, image_column, label_column, group_column, split_column)
+    return _from_folders(tree)
+
+
+# --- one folder a class ---------------------------------------------------------------------------------------------
+
+
+def _from_folders(tree: ImageTree) -> Dataset:
+    places: list[tuple[Part | None, str | None]] = []
+    in_parts = _has_part_folders(tree)
+    for image in tree.images:
+        *folders, _ = image.split("/")
+        part = PARTS[folders.pop(0).lower()] if in_parts else None
+        places.append((part, folders[0] if folders and folders[0].lower() not in UNLABELED else None))
+    clean = clean_names(
+        (name, f"{tree.root}/{image}") for (_, name), image in zip(places, tree.images, strict=True) if name
+    )
+    if not clean:
+        raise DataError(
+            f"{tree.root} has images and no labels; put them into one folder a class, or add a CSV `image,label`"
+        )
+    classes = tuple(sorted(set(clean.values())))
+    index = {raw: classes.index(name) for raw, name in clean.items()}
+    records = tuple(
+        Record(image, tree.root / image, None if name is None else index[name], part=part)
+        for image, (part, name) in zip(tree.images, places, strict=True)
+    )
+    return Dataset("folder", classes, records, root=tree.root, remarks=_remarks(tree))
+
+
+def _has_part_folders(tree: ImageTree) -> bool:
+    """Whether the classes lie in folders such as `train` and `test`."""
+    tops = {image.partition("/")[0].lower() if "/" in image else "" for image in tree.images}
+    deep = any(image.count("/") > 1 for image in tree.images)
+    return deep and tops <= PARTS.keys() and not tops <= UNLABELED
+
+
+# --- a table --------------------------------------------------------------------------------------------------------
+
+
+def _from_table(
+    tree: ImageTree, table: Table, image_column: str, label_column: str, group_column: str, split_column: str
+) -> Dataset:
+    image_at = table.require(image_column, "rename the column of file names, or say what it is called")
+    # A column that was asked for by name has to be there; the usual names are optional.
+    group_at = table.position(group_column) if group_column == "group" else table.require(group_column)
+    split_at = table.position(split_column) if split_column == "split" else table.require(split_column)
+    if (label_at := table.position(label_column)) is not None:
+        classes, labels, multi_label = _read_names(table, label_at)
+    else:
+        flags_at = _flag_columns(table, label_column, {image_at, group_at, split_at})
+        classes, labels, multi_label = _read_flags(table, flags_at)
+
+    named: dict[str, tuple[int, Record]] = {}
+    for (row, cells), label in zip(table.rows, labels, strict=True):
+        where = f"{table.path}, row {row}"
+        image = tree.find(cells[image_at], where)
+        record = Record(
+            id=image,
+            path=tree.root / image,
+            label=label,
+            group=cells[group_at].strip() or None if group_at is not None else None,
+            part=_parse_part(cells[split_at], where) if split_at is not None else None,
+        )
+        first_row, first = named.setdefault(image, (row, record))
+        if record != first:
+            raise DataError(f"{where}: says otherwise of {image} than row {first_row}; keep one of the two")
+    if not any(record.label is not None for _, record in named.values()):
+        raise DataError(f"{table.path}: no row has a label; fill in the column `{label_column}`")
+    records = tuple(
+        named[image][1] if image in named else Record(image, tree.root / image, None) for image in tree.images
+    )
+    return Dataset("folder", classes, records, multi_label, tree.root, _remarks(tree))
+
+
+def _read_names(table: Table, position: int) -> tuple[tuple[str, ...], list[Label | None], bool]:
+    """Classes and labels from one column of names; one cell with several of them makes the whole set multi-label."""
+    cells = [(row, cells[position]) for row, cells in table.rows]
+    multi_label = any(JOIN in cell or cell.strip() == NONE_PRESENT for _, cell in cells)
+    found = [
+        (row, [] if cell.strip() in ("", NONE_PRESENT) else cell.split(JOIN) if multi_label else [cell])
+        for row, cell in cells
+    ]
+    clean = clean_names((name, f"{table.path}, row {row}") for row, names in found for name in names)
+    classes = tuple(sorted(set(clean.values())))
+    index = {raw: classes.index(name) for raw, name in clean.items()}
+    labels: list[Label | None] = []
+    for (_, cell), (_, names) in zip(cells, found, strict=True):
+        present = tuple(sorted({index[name] for name in names}))
+        labels.append(None if not cell.strip() else present if multi_label else present[0])
+    return classes, labels, multi_label
+
+
+def _flag_columns(table: Table, label_column: str, taken: set[int | None]) -> list[int]:
+    """Columns of 0 and 1: those that are named, or else all that are left over."""
+    if "," in label_column:
+        return [table.require(name.strip()) for name in label_column.split(",")]
+    rest = [position for position, name in enumerate(table.columns) if position not in taken and name]
+    odd = [position for position in rest if any(cells[position].strip() not in FLAGS for _, cells in table.rows)]
+    if label_column == "label" and len(rest) > 1 and not odd:
+        return rest
+    raise DataError(
+        f"{table.path}: no column `{label_column}` among {', '.join(table.columns)}; rename the column of labels, or "
+        f"say what it is called (columns of 0 and 1 separated by commas)"
+    )
+
+
+def _read_flags(table: Table, positions: list[int]) -> tuple[tuple[str, ...], list[Label | None], bool]:
+    """Classes in the order of their columns; a row whose cells are all empty is unlabeled."""
+    names = [table.columns[position] for position in positions]
+    clean = clean_names((name, f"{table.path}, row 1") for name in names)
+    labels: list[Label | None] = []
+    for row, cells in table.rows:
+        values = [FLAGS.get(cells[position].strip(), _UNREADABLE) for position in positions]
+        if all(value is None for value in values):
+            labels.append(None)
+        elif {None, _UNREADABLE}.isdisjoint(values):
+            labels.append(tuple(index for index, value in enumerate(values) if value))
+        else:
+            wrong = next(i for i, value in enumerate(values) if value in (None, _UNREADABLE))
+            raise DataError(
+                f"{table.path}, row {row}: {cells[positions[wrong]]!r} in column `{names[wrong]}`; write 0 or 1, or "
+                f"leave all labels of the row empty"
+            )
+    return tuple(clean[name] for name in names), labels, True
+
+
+def _parse_part(cell: str, where: str) -> Part | None:
+    name = cell.strip().lower()
+    if name and name not in PARTS:
+        raise DataError(f"{where}: {cell!r} is no part; write train, labeled, unlabeled, val or test, or nothing")
+    return PARTS.get(name)
+
+
+def _remarks(tree: ImageTree) -> tuple[str, ...]:
+    strange = [name for name in tree.others if not name.lower().endswith((".csv", ".txt", ".md", ".json"))]
+    if not strange:
+        return ()
+    return (f"{len(strange)} files are no images by their names and are left out, {strange[0]} for one",)

@@ -1,0 +1,124 @@
+"""`ham10000`: dermoscopy of seven kinds of skin lesions, as Tschandl, Rosendahl and Kittler (2018) distribute it.
+
+`HAM10000_metadata.csv` (`lesion_id,image_id,dx,…`) and the images in `HAM10000_images_part_1` and `_2`. The images of
+one lesion are a group. Without lists the paper's rule holds: 50 test and 10 validation images of each class at random,
+the rest for training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from csda.data.listing import read_flags, read_table
+from csda.data.records import Dataset, Part, Record
+from csda.data.tree import ImageTree, scan_images
+from csda.errors import DataError
+
+CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
+
+PUBLISHED = {
+    "MEL": 1113, "NV": 6705, "BCC": 514, "AKIEC": 327, "BKL": 1099, "DF": 115, "VASC": 142,
+    "images": 10_015, "groups": 7_470,
+}  # fmt: skip
+"""Tschandl et al., "The HAM10000 dataset", Scientific Data 5:180161 (2018), Table 1 and the metadata file."""
+
+
+def recognise(root: Path) -> bool:
+    return _metadata(root) is not None
+
+
+def load(root: Path, *, lists: Sequence[Path] = (), labels: str | None = None) -> Dataset:
+    """Reads the set; `lists` are those of the Neighbor Matching paper, of which `labels` chooses one budget.
+
+    A number of labels that has no list of its own leaves all training images to be drawn from.
+    """
+    metadata = _metadata(root)
+    if metadata is None:
+        raise DataError(f"{root} has no HAM10000_metadata.csv; name the folder that holds it")
+    table = read_table(metadata)
+    lesion_at, image_at, diagnosis_at = (table.require(name) for name in ("lesion_id", "image_id", "dx"))
+    tree = _scan(root)
+    index = {name.lower(): position for position, name in enumerate(CLASSES)}
+    rows: dict[str, tuple[int, Record]] = {}
+    for row, cells in table.rows:
+        where = f"{metadata}, row {row}"
+        image, diagnosis = cells[image_at].strip(), cells[diagnosis_at].strip().lower()
+        if diagnosis not in index:
+            raise DataError(f"{where}: {diagnosis!r} is no diagnosis of HAM10000 ({', '.join(index)})")
+        path = tree.root / tree.find(image, where)
+        record = Record(image, path, index[diagnosis], cells[lesion_at].strip() or None)
+        first_row, first = rows.setdefault(image, (row, record))
+        if record != first:
+            raise DataError(f"{where}: says otherwise of {image} than row {first_row}; keep one of the two")
+    records = tuple(record for _, record in rows.values())
+    dataset = Dataset("ham10000", CLASSES, records, root=root, held_out=("50/class", "10/class"))
+    return _with_lists(dataset, lists, labels) if lists else dataset
+
+
+def _metadata(root: Path) -> Path | None:
+    return next((path for path in sorted(root.glob("HAM10000_metadata*")) if path.is_file()), None)
+
+
+def _scan(root: Path) -> ImageTree:
+    """The images in the two parts alone where they are: a common archive holds every image a second time."""
+    trees = [scan_images(folder) for folder in sorted(root.glob("HAM10000_images_part_*")) if folder.is_dir()]
+    if not trees:
+        return scan_images(root)
+    return ImageTree(root, tuple(f"{tree.root.name}/{image}" for tree in trees for image in tree.images), ())
+
+
+# --- the lists of the Neighbor Matching paper -----------------------------------------------------------------------
+
+
+def _with_lists(dataset: Dataset, lists: Sequence[Path], labels: str | None) -> Dataset:
+    """Gives every listed image its part: `Train350.txt`, `Train_unl350.txt`, …, `Val.txt` and `Test.txt`."""
+    held_out: dict[Part, Path] = {}
+    labeled: dict[str, Path] = {}
+    unlabeled: dict[str, Path] = {}
+    for path in lists:
+        match = re.fullmatch(r"(train|train_unl)(\d+)|(val|test)", path.stem.lower())
+        if match is None:
+            raise DataError(f"{path}: cannot tell the part from the name; call it Train350, Train_unl350, Val or Test")
+        if match[3]:
+            held_out["val" if match[3] == "val" else "test"] = path
+        else:
+            (labeled if match[1] == "train" else unlabeled)[match[2]] = path
+    if len(held_out) < 2 or not labeled:
+        raise DataError(f"{lists[0].parent}: the lists need at least one Train file, a Val and a Test file")
+
+    chosen = labels or (next(iter(labeled)) if len(labeled) == 1 else "")
+    listed = chosen in labeled
+    parts: dict[str, tuple[Part, str]] = {}
+    known = {record.id: record for record in dataset.records}
+    for part, path in held_out.items():
+        _assign(parts, known, part, path)
+    if listed:
+        _assign(parts, known, "labeled", labeled[chosen])
+        others = [unlabeled[chosen]] if chosen in unlabeled else []
+    else:
+        others = [*labeled.values(), *unlabeled.values()]
+    rest: Part = "unlabeled" if listed else "train"
+    for path in others:
+        _assign(parts, known, rest, path)
+    if not (others if listed else unlabeled):
+        parts = dict.fromkeys(known, (rest, "")) | parts
+    records = tuple(replace(record, part=parts[record.id][0]) for record in dataset.records if record.id in parts)
+    left_out = len(dataset.records) - len(records)
+    remarks = (f"{left_out} images are in no list and are left out",) if left_out else ()
+    return replace(dataset, records=records, remarks=remarks, listed=listed)
+
+
+def _assign(parts: dict[str, tuple[Part, str]], known: Mapping[str, Record], part: Part, path: Path) -> None:
+    for row, name, flags in read_flags(path, len(CLASSES)):
+        where = f"{path}, row {row}"
+        image = name.rpartition(".")[0] or name
+        if image not in known:
+            raise DataError(f"{where}: {name} is no image of the set")
+        if flags != [known[image].label]:
+            raise DataError(f"{where}: {name} has another label in the metadata")
+        other, other_where = parts.setdefault(image, (part, where))
+        if other != part:
+            raise DataError(f"{where}: {name} is in the {other} part, too ({other_where})")

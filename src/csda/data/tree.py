@@ -1,0 +1,102 @@
+"""The image files below a folder. Nothing outside it is ever reached, and nothing in it is written."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from csda.data.decode import IMAGE_SUFFIXES
+from csda.data.listing import UNFIT_CHARACTERS
+from csda.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTree:
+    """Images below `root` by their path relative to it, with `/`, in sorted order; `others` are all other files."""
+
+    root: Path
+    images: tuple[str, ...]
+    others: tuple[str, ...]
+    _by_name: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for image in self.images:
+            path = _normal(image)
+            name = path.rpartition("/")[2]
+            for key in {path, name, name.rpartition(".")[0]} - {""}:
+                self._by_name[key].append(image)
+
+    def find(self, name: str, where: str) -> str:
+        """The image that a table calls by its relative path, its file name, or its file name without the suffix."""
+        path = _normal(name.strip().replace("\\", "/").removeprefix("./"))
+        if path.startswith("/") or ".." in path.split("/"):
+            raise DataError(f"{where}: {name!r} leads out of {self.root}; give paths relative to that folder")
+        found = self._by_name.get(path) or self._by_name.get(path.removeprefix(f"{self.root.name}/"), [])
+        exact = [image for image in found if _normal(image) == path]
+        if not found:
+            raise DataError(f"{where}: no image is called {name!r} in {self.root}; add the file or remove the row")
+        if len(exact or found) > 1:
+            raise DataError(f"{where}: {name!r} could be {found[0]} or {found[1]}; give the path below {self.root}")
+        return (exact or found)[0]
+
+
+def scan_images(root: Path) -> ImageTree:
+    """Lists the images below `root` by their suffix; files without one count where they are DICOM."""
+    images: list[str] = []
+    others: list[str] = []
+    real_root = os.path.realpath(root)
+
+    def visit(folder: Path, prefix: str, above: frozenset[str]) -> None:
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            raise DataError(f"{folder} cannot be read: {error.strerror or error}") from None
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name == "__MACOSX":
+                continue
+            path = prefix + entry.name
+            if UNFIT_CHARACTERS.search(entry.name):
+                raise DataError(
+                    f"{folder}: the name {entry.name!r} holds control characters or is not UTF-8; rename it"
+                )
+            if entry.is_symlink() and not _is_within(os.path.realpath(entry.path), real_root):
+                raise DataError(f"{entry.path} is a link that leaves {root}; put the files themselves into the folder")
+            if entry.is_dir():
+                real = os.path.realpath(entry.path)
+                if real not in above:
+                    visit(Path(entry.path), f"{path}/", above | {real})
+            elif _is_image(entry):
+                images.append(path)
+            else:
+                others.append(path)
+
+    if not root.is_dir():
+        raise DataError(f"{root}: {'is no folder' if root.exists() else 'there is no such folder'}")
+    visit(root, "", frozenset({real_root}))
+    return ImageTree(root, tuple(sorted(images)), tuple(others))
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    suffix = PurePath(entry.name).suffix.lower()
+    if suffix in IMAGE_SUFFIXES:
+        return True
+    # DICOM files commonly have no suffix, or the last number of an identifier in its place.
+    if suffix and not suffix[1:].isdigit():
+        return False
+    try:
+        with Path(entry.path).open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
+
+
+def _is_within(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+def _normal(name: str) -> str:
+    # One file system stores é as one character, another as two; a table may have either.
+    return unicodedata.normalize("NFC", name)
