@@ -37,7 +37,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str | int) -> Budget:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(%|/class)?", str(text).replace(" ", ""), re.ASCII)
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(%|/class)?", str(text).replace(" ", ""), re.ASCII)
         number, suffix = match.groups() if match else ("0", None)
         if suffix == "%" and 0 < float(number) <= 100:
             return cls(float(number) / 100, "share")
@@ -46,11 +46,9 @@ class Budget:
         raise ConfigError(f"`{text}` is no number of images; write 300, 10% (up to 100%) or 20/class")
 
     def __str__(self) -> str:
-        return (
-            f"{self.amount * 100:g}%"
-            if self.unit == "share"
-            else f"{self.amount:g}{'/class' * (self.unit == 'per class')}"
-        )
+        if self.unit == "share":
+            return f"{self.amount * 100:g}%"
+        return f"{self.amount}/class" if self.unit == "per class" else f"{self.amount}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,10 @@ def make_split(
 
     pool = positions["train"] or positions["labeled"]
     whole = len(pool)
-    held_out: dict[Part, str | int | Budget] = {"test": test or dataset.held_out[0], "val": val or dataset.held_out[1]}
+    held_out: dict[Part, str | int | Budget] = {
+        "test": dataset.held_out[0] if test is None else test,
+        "val": dataset.held_out[1] if val is None else val,
+    }
     missing = [part for part in held_out if not positions[part]]
     if missing and by == "image" and not dataset.multi_label:
         _require_enough(dataset, pool, len(missing) + 1)
@@ -113,8 +114,8 @@ def make_split(
         labeled = _draw_labeled(dataset, candidates, _as_budget(labels), by, rng, remarks)
     return _assemble(
         dataset,
-        labeled=labeled,
-        unlabeled=positions["unlabeled"] + sorted(set(candidates) - set(labeled)),
+        labeled=sorted(labeled),
+        unlabeled=sorted(positions["unlabeled"] + list(set(candidates) - set(labeled))),
         val=positions["val"],
         test=positions["test"],
         remarks=remarks,
@@ -165,8 +166,8 @@ def write_split(split: Split, dataset: Dataset, path: Path) -> None:
         ("id", "split", "label", "group"),
         (
             (record.id, part, label_text(record.label, dataset.classes), record.group or "")
-            for part in PARTS
-            for record in _part(split, part)
+            for part, records in split.parts()
+            for record in records
         ),
     )
 
@@ -441,7 +442,7 @@ def _assemble(
     remarks: list[str],
 ) -> Split:
     def pick(positions: list[int]) -> tuple[Record, ...]:
-        return tuple(dataset.records[position] for position in sorted(positions))
+        return tuple(dataset.records[position] for position in positions)
 
     without_label = pick(unlabeled)
     split = Split(
@@ -451,8 +452,9 @@ def _assemble(
         test=pick(test),
         truth={record.id: record.label for record in without_label if record.label is not None},
     )
-    for part in ("labeled", "val", "test"):
-        members = _part(split, part)
+    for part, members in split.parts():
+        if part == "unlabeled":
+            continue
         if not members:
             raise DataError(f"the split has no {TITLES[part]} image; name some in it or give more labeled images")
         absent = sorted(set(range(len(dataset.classes))) - {index for record in members for index in _strata(record)})
@@ -461,21 +463,18 @@ def _assemble(
             raise DataError(f"no labeled image of {names}; label some, or leave the class out")
         if absent:
             remarks.append(f"the {TITLES[part]} part has no image of {names}")
-    crossing = [_crossing(split, part) for part in ("val", "test")]
-    remarks += [remark for remark in crossing if remark]
+    remarks += _crossing_groups(split)
     return replace(split, remarks=tuple(remarks))
 
 
-def _crossing(split: Split, part: Part) -> str | None:
+def _crossing_groups(split: Split) -> list[str]:
     training = {record.group for record in split.labeled + split.unlabeled}
-    groups = {record.group for record in _part(split, part)} - {None}
-    shared = len(groups & training)
-    return f"{shared} of {len(groups)} {TITLES[part]} groups also occur in training" if shared else None
-
-
-def _part(split: Split, part: Part) -> tuple[Record, ...]:
-    parts = {"labeled": split.labeled, "unlabeled": split.unlabeled, "val": split.val, "test": split.test}
-    return parts[part]
+    remarks = []
+    for title, members in (("validation", split.val), ("test", split.test)):
+        groups = {record.group for record in members} - {None}
+        if shared := len(groups & training):
+            remarks.append(f"{shared} of {len(groups)} {title} groups also occur in training")
+    return remarks
 
 
 def _as_budget(budget: str | int | Budget) -> Budget:
@@ -500,12 +499,15 @@ def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]
 
 
 def _leave_out_held_groups(records: Sequence[Record], positions: dict[str, list[int]], remarks: list[str]) -> None:
-    """Unlabeled images of a validation or test group can be neither trained on nor tested with."""
+    """Other images of a validation or test group, such as unlabeled ones, can be neither trained on nor tested with."""
     held = _groups(records, positions["val"] + positions["test"])
-    staying = [position for position in positions["unlabeled"] if records[position].group not in held]
-    if left_out := len(positions["unlabeled"]) - len(staying):
-        remarks.append(f"{left_out} unlabeled images of validation or test groups are left out")
-    positions["unlabeled"] = staying
+    left_out = 0
+    for part in ("train", "labeled", "unlabeled"):
+        staying = [position for position in positions[part] if records[position].group not in held]
+        left_out += len(positions[part]) - len(staying)
+        positions[part] = staying
+    if left_out:
+        remarks.append(f"{left_out} other images of validation or test groups are left out")
 
 
 def _require_enough(dataset: Dataset, pool: list[int], parts: int) -> None:
