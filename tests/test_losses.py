@@ -63,10 +63,11 @@ def test_empty_slots_have_no_influence():
 
 def test_parts_of_a_queue_divided_by_their_mean_count_average_to_the_whole():
     logits, targets = torch.randn(6, 3), torch.rand(6, 3).softmax(-1)
-    mask = torch.tensor([True, True, True, False, False, True])
-    count = mask.sum() / 2
-    parts = [losses.unlabeled_loss(logits[s], targets[s], mask[s], count) for s in (slice(0, 3), slice(3, 6))]
-    torch.testing.assert_close(sum(parts) / 2, losses.unlabeled_loss(logits, targets, mask))
+    for filled in range(7):
+        mask = torch.arange(6) < filled
+        count = mask.sum() / 2
+        parts = [losses.unlabeled_loss(logits[s], targets[s], mask[s], count) for s in (slice(0, 3), slice(3, 6))]
+        torch.testing.assert_close(sum(parts) / 2, losses.unlabeled_loss(logits, targets, mask))
 
 
 def test_eq19_ramp_and_total():

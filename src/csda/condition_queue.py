@@ -126,6 +126,7 @@ class VariableConditionQueue(nn.Module):
 
         # The kept move to the front in their order, and the slots behind them repeat them in turn.
         number = kept.sum()
+        empty = number == 0
         slots = torch.arange(self.capacity, device=kept.device)
         source = kept.argsort(descending=True, stable=True)[slots % number.clamp(min=1)]
         for stored, candidates in (
@@ -134,7 +135,7 @@ class VariableConditionQueue(nn.Module):
             (self.classes, classes),
             (self.confidences, confidences),
         ):
-            stored.copy_(candidates.index_select(0, source).masked_fill(number == 0, 0))
+            stored.copy_(candidates.index_select(0, source).masked_fill(empty, 0))
         self.mask.copy_(slots < number)
 
     def contents(self) -> tuple[Tensor, Tensor, Tensor]:

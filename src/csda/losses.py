@@ -90,4 +90,5 @@ def ramp(epoch: Number, epochs: int) -> Number:
 
 
 def _masked_mean(losses: Tensor, mask: Tensor, count: Tensor | None) -> Tensor:
-    return losses.masked_fill(~mask, 0).sum() / (mask.sum() if count is None else count).clamp(min=1)
+    count = mask.sum() if count is None else count
+    return losses.masked_fill(~mask, 0).sum() / count.masked_fill(count == 0, 1)
