@@ -36,6 +36,10 @@ class RunConfig(Settings):
     data: str = Field("synthetic", description="folder of images, or 'synthetic'")
     source: str | None = Field(None, description="how to read the folder; recognised by its layout when not given")
     split: str | None = Field(None, description="split CSV, or the folder with a set's published lists")
+    image_column: str = Field("image", description="of a CSV with labels")
+    label_column: str = Field("label", description="of a CSV with labels")
+    group_column: str = Field("group", description="of a CSV with labels")
+    split_column: str = Field("split", description="of a CSV with labels")
     split_by: Literal["image", "group"] = Field("image", description="what never crosses parts")
     labels: Annotated[str | None, BeforeValidator(_as_text)] = Field(
         None, description="labels to keep: 300, 10% or 20/class; all when not given"

@@ -20,13 +20,13 @@ from torch import Tensor
 import csda
 from csda import metrics
 from csda.config import RunConfig
-from csda.data import load_dataset
+from csda.data import load_dataset, split_dataset
 from csda.data.augment import Augmentation
 from csda.data.batches import ImagePool
 from csda.data.parts import open_parts
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.data.sampling import shuffled_passes
-from csda.data.splits import label_text, make_split, move_to_labeled, read_split, read_truth
+from csda.data.splits import label_text, move_to_labeled, read_split, read_truth
 from csda.data.store import open_pixels
 from csda.engine import Engine, choose_device
 from csda.errors import ConfigError, DataError
@@ -55,7 +55,18 @@ class PreparedData:
 
 def prepare_data(config: RunConfig, run: Run | None, reporter: Reporter) -> PreparedData:
     """Read, decode and split; a run that goes on keeps the split it began with."""
-    dataset = load_dataset(config.data, config.source, seed=config.seed, uncertain=config.uncertain)
+    dataset = load_dataset(
+        config.data,
+        config.source,
+        split=config.split,
+        labels=config.labels,
+        seed=config.seed,
+        uncertain=config.uncertain,
+        image_column=config.image_column,
+        label_column=config.label_column,
+        group_column=config.group_column,
+        split_column=config.split_column,
+    )
     store = open_pixels(dataset, config.image_size, max_unreadable=config.max_unreadable, progress=reporter.pixels)
     readable = replace(
         dataset, records=tuple(record for record, good in zip(dataset.records, store.readable, strict=True) if good)
@@ -64,10 +75,8 @@ def prepare_data(config: RunConfig, run: Run | None, reporter: Reporter) -> Prep
         split = read_split(run.folder / "split.csv", readable)
         truth = read_truth(run.folder / "truth.csv", dataset.classes, dataset.multi_label) if run.truth else {}
         split = replace(split, truth=truth)
-    elif config.split is not None:
-        split = read_split(Path(config.split), readable)
     else:
-        split = make_split(readable, config.labels, by=config.split_by, seed=config.seed)
+        split = split_dataset(readable, split=config.split, labels=config.labels, by=config.split_by, seed=config.seed)
     if METHODS[config.method].uses_truth and run is None:
         split = move_to_labeled(split, split.truth)
     unreadable = tuple(f"{record.path}: {reason}; left out" for record, reason in store.unreadable)
@@ -205,7 +214,7 @@ class Session:
 
     def conclusions(
         self, run: Run, rows: Sequence[Mapping[str, Any]], best: int
-    ) -> tuple[list[list[object]], list[list[object]], dict[str, Any]]:
+    ) -> tuple[list[list[str]], list[list[str]], dict[str, Any]]:
         """Predictions, pseudo-labels and the result, all at the epoch of best validation AUC."""
         dataset, split = self.data.dataset, self.data.split
         arrays = run.epoch_arrays(best)
@@ -229,7 +238,8 @@ class Session:
         }
         if not self.task.multi_label:
             corrected = metrics.prior_corrected(arrays["test_probs"], self._frequencies())
-            result |= score(corrected, self.test_labels, "prior")
+            result["auc_prior"] = metrics.auc(corrected, self.test_labels)
+            result["mca_prior"] = metrics.mca(corrected, self.test_labels)
         return predictions, pseudo_labels, result
 
     def _predict(self, pool: ImagePool) -> Floats:
@@ -243,8 +253,8 @@ class Session:
         return label_text(label, self.data.dataset.classes)
 
     def _frequencies(self) -> Floats:
-        counts = np.array(self.task.class_counts, dtype=np.float32)
-        return counts / counts.sum()
+        counts = np.array(self.task.class_counts)
+        return (counts / counts.sum()).astype(np.float32)
 
     def _environment(self) -> dict[str, Any]:
         dataset = self.data.dataset

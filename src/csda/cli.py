@@ -1,0 +1,206 @@
+"""The command line. Each command imports what it needs when it runs, so that help is immediate."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from csda.errors import CsdaError
+
+app = typer.Typer(
+    help="Few labels, many images, rare classes: semi-supervised classification of medical images.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
+
+Data = Annotated[str | None, typer.Argument(help="Folder of images; without it the drawn set 'synthetic'.")]
+RunFolder = Annotated[Path, typer.Argument(help="Folder that `csda train` made.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines, no bars: for log files.")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see `csda methods`.")
+]
+
+
+@app.command()
+def train(
+    data: Data = None,
+    method: Annotated[str | None, typer.Option(help="One of `csda methods`.  [default: csda]")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="paper, default, or quick (what a machine without a GPU gets).")
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="Labels to keep: 300, 10% or 20/class.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of data, split and training.  [default: 0]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: a new one under runs/]")] = None,
+    source: Annotated[str | None, typer.Option(help="How to read DATA, where its layout does not tell.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split CSV, or the folder with a set's published lists.")] = None,
+    settings: Assignments = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a classifier: labels and unlabeled images in, a run folder with model and report out."""
+    from csda.config import parse_assignments
+    from csda.progress import choose_reporter
+    from csda.report import write_report
+    from csda.report.tables import run_table
+    from csda.training import train as train_run
+
+    chosen = parse_assignments(settings or [])
+    chosen |= {key: value for key, value in (("source", source), ("split", split)) if value is not None}
+    run = train_run(
+        data,
+        method=method,
+        preset=preset,
+        labels=labels,
+        seed=seed,
+        out=out,
+        settings=chosen,
+        resume=resume,
+        reporter=choose_reporter(quiet),
+    )
+    report = write_report(run.folder)
+    _print(run_table(run))
+    print(f"Report: {report}")
+
+
+@app.command()
+def evaluate(run: RunFolder) -> None:
+    """Print what a run achieved on its test images, with 95 % bootstrap intervals."""
+    from csda.report.tables import run_table
+    from csda.runs import Run
+
+    _print(run_table(Run(run)))
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    out: Annotated[Path | None, typer.Option(help="CSV to write; printed without it.")] = None,
+) -> None:
+    """Classify images with the model of a run: a CSV with a row for each image and a column for each class."""
+    from csda.data.splits import label_text
+    from csda.data.tree import scan_images
+    from csda.predict import load
+
+    predictor = load(run)
+    paths = [
+        path
+        for given in images
+        for path in ([given / name for name in scan_images(given).images] if given.is_dir() else [given])
+    ]
+    probs = predictor.predict(paths)
+    rows = [["image", "predicted", *predictor.classes]]
+    for path, row in zip(paths, probs, strict=True):
+        present = tuple((row > 0.5).nonzero()[0].tolist()) if predictor.multi_label else int(row.argmax())
+        rows.append([str(path), label_text(present, predictor.classes), *(f"{value:.4f}" for value in row)])
+    if out is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+    else:
+        with out.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
+        print(f"{len(paths)} predictions in {out}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
+    out: Annotated[Path | None, typer.Option(help="Page to write for several runs.")] = None,
+) -> None:
+    """Write the report of a run, or one that compares several."""
+    from csda.report import write_comparison, write_report
+
+    if len(runs) == 1 and out is None:
+        print(write_report(runs[0]))
+    else:
+        print(write_comparison(runs, out or Path("comparison.html")))
+
+
+@app.command()
+def methods(name: Annotated[str | None, typer.Argument(help="A method, to see all its settings.")] = None) -> None:
+    """List the methods; with a name, that method's settings and their defaults."""
+    from csda.methods import METHODS
+    from csda.methods.listing import methods_table, settings_table
+
+    if name is None:
+        _print(methods_table())
+    elif name in METHODS:
+        _print(settings_table(name))
+    else:
+        raise CsdaError(f"method {name!r} is unknown; choose one of {', '.join(METHODS)}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Of data, split and training.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Train `baseline` and `csda` on drawn images and show both side by side, in a few minutes."""
+    from csda.demo import run_demo
+    from csda.progress import choose_reporter
+
+    run_demo(out, seed, choose_reporter(quiet))
+
+
+@data_app.command("check")
+def data_check(
+    data: Annotated[str, typer.Argument(help="Folder of images.")],
+    source: Annotated[str | None, typer.Option(help="How to read it, where its layout does not tell.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Page to write, with example images of each class.")] = None,
+) -> None:
+    """Say what is in a folder of images and what would stop a training; exit code 1 when something would."""
+    from csda.data.check import run_check
+
+    raise typer.Exit(run_check(data, source, html))
+
+
+@bench_app.command("step")
+def bench_step(
+    out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
+    preset: Annotated[str, typer.Option(help="Whose sizes to measure.")] = "quick",
+) -> None:
+    """Time a full step of each method against the bare step of the same network."""
+    from csda.bench import bench_step, show
+
+    show(bench_step(preset), out)
+
+
+@bench_app.command("data")
+def bench_data(
+    data: Annotated[Path, typer.Argument(help="Folder of images.")],
+    out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
+) -> None:
+    """Time decoding, a warm start and memory on a folder of images."""
+    from csda.bench import bench_data, show
+
+    show(bench_data(data), out)
+
+
+def _print(content: object) -> None:
+    from rich.console import Console
+
+    Console().print(content)
+
+
+def main() -> None:
+    """Run the command line: 2 for a mistake that the user can mend, 130 after Ctrl-C."""
+    try:
+        app()
+    except CsdaError as error:
+        print(f"csda: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\ncsda: interrupted; a training goes on with --resume and the same --out", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)

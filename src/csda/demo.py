@@ -1,0 +1,31 @@
+"""The demonstration: labels alone against labels with unlabeled images, on pictures that the package draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from csda.errors import RunError
+from csda.progress import Reporter
+from csda.report import write_comparison, write_report
+from csda.report.tables import comparison_table
+from csda.training import train
+
+METHODS = ("baseline", "csda")
+
+
+def run_demo(out: Path, seed: int, reporter: Reporter) -> Path:
+    """Train each method, print the comparison and write its report; runs that are already there are kept."""
+    runs = []
+    for method in METHODS:
+        reporter.note(f"{method}: 150 labels" + ("" if method == "baseline" else " and 2,850 unlabeled images"))
+        run = train(method=method, preset="quick", seed=seed, out=out / method, resume=True, reporter=reporter)
+        if run.settings.seed != seed:
+            raise RunError(f"{out}: holds a demonstration with seed {run.settings.seed}; give another --out")
+        write_report(run.folder)
+        runs.append(run)
+    page = write_comparison([run.folder for run in runs], out / "report.html", title="Labels alone, and with CSDA")
+    Console().print(comparison_table(runs))
+    print(f"Report: {page}")
+    return page
