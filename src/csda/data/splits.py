@@ -347,11 +347,12 @@ def _per_class_targets(
     dataset: Dataset, limits: Mapping[int, int], budget: Budget
 ) -> tuple[dict[int, int], int | None]:
     """Exactly so many of each class; in a multi-label set at least so many positives of each label."""
-    for stratum, limit in limits.items():
-        if limit < budget.amount and stratum != _NOTHING:
-            raise DataError(
-                f"{budget} images asked for, and class {dataset.classes[stratum]} has {limit} to give; ask for fewer"
-            )
+    scarcest = min(limits.keys() - {_NOTHING}, key=lambda stratum: limits[stratum], default=None)
+    if scarcest is not None and limits[scarcest] < budget.amount:
+        raise DataError(
+            f"{budget} images asked for, and class {dataset.classes[scarcest]} has {limits[scarcest]} to give; "
+            f"ask for fewer"
+        )
     targets = {stratum: min(int(budget.amount), limit) for stratum, limit in limits.items()}
     return targets, None if dataset.multi_label else sum(targets.values())
 
