@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from csda import metrics
+from csda.report import write_report
 
 CLASSES = ("melanoma", "nevus", "basal cell carcinoma", "keratosis", "benign keratosis", "dermatofibroma", "vascular")
 FREQUENCIES = np.array([0.11, 0.67, 0.05, 0.033, 0.11, 0.0115, 0.0155])
@@ -44,7 +45,7 @@ def write_run(
     method: str = "csda",
     seed: int = 0,
     classes: tuple[str, ...] = CLASSES,
-    epochs: int = 30,
+    epochs: int = 12,
     test_seed: int = 0,
     labeled: int = 150,
     grouped: bool = False,
@@ -146,8 +147,22 @@ def write_run(
     corrected = metrics.prior_corrected(probs["test"][best], np.bincount(parts["labeled"], minlength=n) / labeled)
     result = {"best_epoch": best + 1, "auc": test_auc[best], "mca": test_mca[best], "seconds": 1.9 * epochs}
     result |= {"auc_last20": float(np.mean(test_auc[-20:])), "mca_last20": float(np.mean(test_mca[-20:]))}
-    result |= {"auc_prior": metrics.auc(corrected, parts["test"]), "mca_prior": metrics.mca(corrected, parts["test"])}
+    result |= {"prior_auc": metrics.auc(corrected, parts["test"]), "prior_mca": metrics.mca(corrected, parts["test"])}
     (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def baseline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of `baseline`, not to be changed."""
+    return write_run(tmp_path_factory.mktemp("runs") / "baseline", "baseline")
+
+
+@pytest.fixture(scope="session")
+def csda_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of `csda` with its report, not to be changed."""
+    folder = write_run(tmp_path_factory.mktemp("runs") / "csda", "csda")
+    write_report(folder)
     return folder
 
 
@@ -157,5 +172,28 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
     def make(method: str = "csda", seed: int = 0, **settings: Any) -> Path:
         return write_run(tmp_path / f"{method}-{seed}-{len(list(tmp_path.iterdir()))}", method, seed, **settings)
+
+    return make
+
+
+@pytest.fixture
+def make_multi_label_run(make_run: Callable[..., Path]) -> Callable[[], Path]:
+    """A run whose images have none, one or several of three labels."""
+
+    def make() -> Path:
+        names = ("effusion", "edema", "fracture")
+        folder = make_run("baseline", classes=names, epochs=2)
+        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        (folder / "environment.json").write_text(json.dumps(environment | {"multi_label": True}), encoding="utf-8")
+        generator = np.random.default_rng(5)
+        for name, columns in (("split.csv", 4), ("predictions.csv", 7)):
+            with (folder / name).open(newline="", encoding="utf-8") as file:
+                header, *rows = csv.reader(file)
+            for row in rows:
+                if row[2]:
+                    row[2] = "|".join(np.array(names)[generator.random(3) < 0.4]) or "(none)"
+            assert len(header) == columns
+            write_rows(folder / name, header, rows)
+        return folder
 
     return make

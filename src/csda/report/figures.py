@@ -188,7 +188,7 @@ def draw_pseudo_labels(entries: Sequence[Entry]) -> Figure:
     def precision(run: Run) -> Array:
         return _diagonal_share(run.history["pseudo_confusion"], axis=1)
 
-    return _draw_by_class(entries, {"recall": recall, "precision": precision}, top=1.0)
+    return _draw_by_class(entries, {"recall": recall, "precision": precision}, shares=True)
 
 
 def draw_queue(entries: Sequence[Entry]) -> Figure:
@@ -225,7 +225,7 @@ def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_title("All pseudo-labels")
-    _legend(figure, axes, columns=3)
+    _legend(figure, axes, columns=2 if len(entries) > 1 else 3)
     return figure
 
 
@@ -235,9 +235,12 @@ def draw_distances(entries: Sequence[Entry]) -> Figure:
     figure, axes = _canvas(HALF, 300)
     for entry in entries:
         history = entry.run.history
+        # A class that was not predicted has no aligned marginal, and its row is left out of both distances.
+        predicted = history["aligned_marginals"].sum(axis=-1, keepdims=True) > 0
         for key, name, style in (("unlabeled", "before", "--"), ("aligned", "after", "-")):
-            gaps = history[f"{key}_marginals"] - history["labeled_marginals"]
-            distances = np.sqrt((gaps**2).sum(axis=tuple(range(1, gaps.ndim))))
+            gaps = np.where(predicted, history[f"{key}_marginals"] - history["labeled_marginals"], 0)
+            distances = np.sqrt((gaps**2).sum(axis=(-2, -1)))
+            distances[~predicted.any(axis=(-2, -1))] = np.nan
             axes.plot(
                 history["epochs"],
                 distances,
@@ -255,7 +258,7 @@ def draw_distances(entries: Sequence[Entry]) -> Figure:
 
 @_styled
 def _draw_by_class(
-    entries: Sequence[Entry], readers: dict[str, Callable[[Run], Array]], top: float | None = None
+    entries: Sequence[Entry], readers: dict[str, Callable[[Run], Array]], shares: bool = False
 ) -> Figure:
     """One small panel a class, one line an entry and reader, all panels on the same scale."""
     classes = entries[0].run.classes
@@ -281,7 +284,7 @@ def _draw_by_class(
         axes.set_title(_shorten(classes[i]), fontsize=12, fontweight="normal")
         _over_epochs(axes, label="")
         axes.tick_params(labelbottom=True)
-    panels[0, 0].set_ylim(0, top and 1.04 * top)
+    panels[0, 0].set_ylim(*((-0.04, 1.04) if shares else (0, None)))
     _legend(figure, panels[0, 0], columns=4)
     return figure
 

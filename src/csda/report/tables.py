@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 import numpy.typing as npt
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -33,19 +35,19 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3f}"
+        return "–" if isnan(self.value) else f"{self.value:.3f}"
 
     @property
     def interval(self) -> str:
-        return f"[{self.low:.3f}, {self.high:.3f}]"
+        return "" if isnan(self.low) else f"[{self.low:.3f}, {self.high:.3f}]"
 
     @property
     def signed(self) -> str:
-        return f"{self.value:+.3f}".replace("-", "−")
+        return "–" if isnan(self.value) else f"{self.value:+.3f}".replace("-", "−")
 
     @property
     def signed_interval(self) -> str:
-        return f"[{self.low:+.3f}, {self.high:+.3f}]".replace("-", "−")
+        return "" if isnan(self.low) else f"[{self.low:+.3f}, {self.high:+.3f}]".replace("-", "−")
 
     @property
     def verdict(self) -> str:
@@ -184,48 +186,52 @@ def remark_split(run: Run) -> list[str]:
 
 
 def run_table(run: Run) -> Table:
-    """One run for the terminal: AUC, MCA and each class."""
+    """One run for the terminal: each class, and their means, which are MCA and AUC."""
     (entry,) = enter([run])
     scores = entry.scores
-    table = Table(title=Text(f"{entry.name}, best validation epoch {run.result['best_epoch']}"))
-    table.add_column("")
-    for heading in ("labeled", "recall", "95 %", "precision", "AUC", "95 %"):
-        table.add_column(heading, justify="right")
+    table = _table(f"{entry.name} at its best validation epoch, {run.result['best_epoch']}")
+    for heading in ("labels", "recall", "precision", "AUC"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for count, recall, precision, auc in zip(
         count_classes(run), scores.recall, scores.precision, scores.class_auc, strict=True
     ):
-        table.add_row(
-            Text(count.name), str(count.labeled), str(recall), recall.interval, str(precision), str(auc), auc.interval
-        )
+        cells = (str(count.labeled), _terse(recall), _terse(precision), _terse(auc))
+        table.add_row(Text(count.name), *map(Text, cells))
     table.add_section()
-    table.add_row(
-        Text("mean (MCA, AUC)", style="bold"), "", f"[bold]{scores.mca}[/]", Text(scores.mca.interval), "",
-        f"[bold]{scores.auc}[/]", Text(scores.auc.interval),
-    )  # fmt: skip
+    table.add_row("mean", *map(Text, ("", _terse(scores.mca), "", _terse(scores.auc))), style="bold")
     return table
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
     """Several runs side by side for the terminal; differences are to the first."""
     entries = enter(runs)
-    table = Table(title="test images, 95 % bootstrap intervals")
-    table.add_column("")
-    for entry in entries:
-        table.add_column(Text(entry.name), justify="right")
-    for entry in entries[1:]:
-        table.add_column(Text(f"{entry.name} − {entries[0].name}"), justify="right")
+    table = _table("AUC, MCA and the recall of each class (labels)")
+    for name in [entry.name for entry in entries] + [f"{entry.name} − {entries[0].name}" for entry in entries[1:]]:
+        table.add_column(Text(name), justify="right", no_wrap=True)
     styles = {"ahead": "green", "behind": "red", "unclear": "dim"}
     rows = compare_all(entries)
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
-        name = row.name if row.labeled is None else f"recall {row.name} ({row.labeled} labeled)"
-        cells = [Text(f"{value} {value.interval}" if value else "") for value in row.values]
+    for i, row in enumerate(rows):
+        name = row.name if row.labeled is None else f"{row.name} ({row.labeled})"
+        cells = [Text(_terse(value) if value else "") for value in row.values]
         cells += [
-            Text(f"{gap.signed} {gap.signed_interval}", styles[gap.verdict]) if gap else Text("other images", "dim")
+            Text(_terse(gap, signed=True), styles[gap.verdict]) if gap else Text("other images", "dim")
             for gap in row.gaps
         ]
-        ends_summary = row.labeled is None and following is not None and following.labeled is not None
-        table.add_row(Text(name), *cells, end_section=ends_summary)
+        table.add_row(Text(name), *cells, end_section=row.labeled is None and rows[i + 1].labeled is not None)
     return table
+
+
+def _table(title: str) -> Table:
+    caption = "95 % bootstrap intervals over test images"
+    table = Table(title=Text(title), caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("", overflow="fold")
+    return table
+
+
+def _terse(estimate: Estimate, signed: bool = False) -> str:
+    """Without the zero before the point, so that a comparison of two fits into 80 columns."""
+    value, interval = (estimate.signed, estimate.signed_interval) if signed else (str(estimate), estimate.interval)
+    return f"{value} {interval}".replace("0.", ".").rstrip()
 
 
 @dataclass(frozen=True, slots=True)
