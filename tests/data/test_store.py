@@ -1,0 +1,424 @@
+"""The pixel store: what it gives, what it remembers, and what it survives."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from csda.data import cache as cache_module
+from csda.data import store, synthetic
+from csda.data.decode import read_image
+from csda.data.records import Dataset, Pixels, Record
+from csda.data.store import open_pixels
+from csda.errors import DataError
+
+
+def make_images(folder: Path, count: int, grey: bool = False) -> Dataset:
+    folder.mkdir(exist_ok=True)
+    for number in range(count):
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 24) if grey else (20, 24, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:03d}.png")
+    return list_images(folder)
+
+
+def list_images(folder: Path) -> Dataset:
+    records = tuple(Record(path.name, path, 0) for path in sorted(folder.iterdir()))
+    return Dataset("made", ("a", "b"), records, root=folder)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the files that were decoded."""
+    names: list[str] = []
+
+    def read(path: Path, size: int, channels: int) -> Pixels:
+        names.append(path.name)
+        return read_image(path, size, channels)
+
+    monkeypatch.setattr(store, "read_image", read)
+    return names
+
+
+def assert_rows(dataset: Dataset, array: Pixels) -> None:
+    size, channels = array.shape[1], array.shape[3]
+    for row, record in zip(array, dataset.records, strict=True):
+        assert record.path is not None
+        assert (row == read_image(record.path, size, channels)).all()
+
+
+def test_rows_belong_to_records(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path / "images", 70)
+    calls: list[tuple[int, int]] = []
+    pixels = open_pixels(dataset, 16, cache=tmp_path / "cache", progress=lambda *call: calls.append(call))
+    assert pixels.array.shape == (70, 16, 16, 3)
+    assert pixels.array.dtype == np.uint8
+    assert pixels.readable.all()
+    assert pixels.unreadable == []
+    assert pixels.remarks == ()
+    assert_rows(dataset, pixels.array)
+    assert calls[0] == (0, 70)
+    assert calls[-1] == (70, 70)
+    assert calls == sorted(calls)
+
+
+def test_warm_start_decodes_nothing(tmp_path: Path, decoded: list[str]) -> None:
+    dataset = make_images(tmp_path / "images", 20)
+    first = open_pixels(dataset, 16, cache=tmp_path / "cache").array
+    assert len(decoded) == 20
+    second = open_pixels(dataset, 16, cache=tmp_path / "cache").array
+    assert len(decoded) == 20
+    assert isinstance(second, np.memmap)
+    assert (first == second).all()
+    open_pixels(dataset, 12, cache=tmp_path / "cache")
+    assert len(decoded) == 40
+
+
+def test_only_what_changed_is_decoded(tmp_path: Path, decoded: list[str]) -> None:
+    folder, cache = tmp_path / "images", tmp_path / "cache"
+    open_pixels(make_images(folder, 20), 16, cache=cache)
+    decoded.clear()
+    (folder / "004.png").unlink()
+    shutil.copy(folder / "005.png", folder / "100.png")
+    Image.fromarray(np.full((9, 9, 3), 200, np.uint8)).save(folder / "007.png")
+    changed = list_images(folder)
+    pixels = open_pixels(changed, 16, cache=cache)
+    assert sorted(decoded) == ["007.png", "100.png"]
+    assert_rows(changed, pixels.array)
+    backwards = Dataset("made", ("a", "b"), changed.records[::-1], root=folder)
+    assert_rows(backwards, open_pixels(backwards, 16, cache=cache).array)
+    assert len(decoded) == 2
+
+
+def test_old_lists_do_not_pile_up(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path / "images", 10)
+    other = make_images(tmp_path / "others", 3)
+    open_pixels(other, 8, cache=tmp_path / "cache")
+    for count in range(3, 10):
+        fewer = Dataset("made", ("a", "b"), dataset.records[:count], root=dataset.root)
+        assert_rows(fewer, open_pixels(fewer, 8, cache=tmp_path / "cache").array)
+    assert len(list((tmp_path / "cache/pixels/8x3").iterdir())) == cache_module.FOLDERS_KEPT + 1
+
+
+def test_channels_follow_the_files(tmp_path: Path, decoded: list[str]) -> None:
+    cache = tmp_path / "cache"
+    grey = make_images(tmp_path / "images", 12, grey=True)
+    assert open_pixels(grey, 16, cache=cache, channels=3).array.shape[-1] == 3
+    assert open_pixels(grey, 16, cache=cache).array.shape[-1] == 1
+    assert open_pixels(grey, 16, cache=cache).array.shape[-1] == 1
+    assert len(decoded) == 24
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "images/colour.png")
+    mixed = list_images(tmp_path / "images")
+    assert open_pixels(mixed, 16, cache=cache, channels=1).array.shape[-1] == 1
+    assert open_pixels(mixed, 16, cache=cache).array.shape[-1] == 3
+
+
+def test_interrupted_it_goes_on(tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "SYNC_SECONDS", 0)
+    monkeypatch.setattr(cache_module, "PENDING_BYTES", 0)
+    dataset = make_images(tmp_path / "images", 100)
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_pixels(dataset, 16, cache=tmp_path / "cache", workers=2, progress=interrupt)
+    decoded.clear()
+    assert_rows(dataset, open_pixels(dataset, 16, cache=tmp_path / "cache").array)
+    assert len(decoded) <= 50
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from csda.data import cache, store
+from csda.data.decode import read_image
+from csda.data.records import Dataset, Record
+
+def slow(path, size, channels):
+    time.sleep(0.01)
+    sys.stdout.write(path.name + "\\n")
+    sys.stdout.flush()
+    return read_image(path, size, channels)
+
+cache.SYNC_SECONDS = 0.05
+store.read_image = slow
+folder = Path(sys.argv[1])
+records = tuple(Record(path.name, path, 0) for path in sorted(folder.iterdir()))
+store.open_pixels(Dataset("made", ("a",), records, root=folder), 16, cache=Path(sys.argv[2]), workers=2)
+"""
+
+
+def start_worker(dataset: Dataset, cache: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WORKER, str(dataset.root), str(cache)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_share_the_work(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path / "images", 150)
+    workers = [start_worker(dataset, tmp_path / "cache") for _ in range(2)]
+    names = [worker.communicate(timeout=60)[0].split() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert set(names[0]) | set(names[1]) == {record.id for record in dataset.records}
+    assert len(names[0]) + len(names[1]) < 250
+    assert_rows(dataset, open_pixels(dataset, 16, cache=tmp_path / "cache").array)
+
+
+def test_killed_in_the_middle(tmp_path: Path, decoded: list[str]) -> None:
+    dataset = make_images(tmp_path / "images", 150)
+    victim, other = (start_worker(dataset, tmp_path / "cache") for _ in range(2))
+    assert victim.stdout is not None
+    for _ in range(40):
+        assert victim.stdout.readline()
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    other.communicate(timeout=60)
+    assert other.returncode == 0
+    assert_rows(dataset, open_pixels(dataset, 16, cache=tmp_path / "cache").array)
+    assert decoded == []
+
+
+def test_killed_alone_the_next_goes_on(tmp_path: Path, decoded: list[str]) -> None:
+    dataset = make_images(tmp_path / "images", 150)
+    victim = start_worker(dataset, tmp_path / "cache")
+    assert victim.stdout is not None
+    for _ in range(100):
+        assert victim.stdout.readline()
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    assert_rows(dataset, open_pixels(dataset, 16, cache=tmp_path / "cache").array)
+    assert 0 < len(decoded) < 140
+
+
+def test_a_damaged_cache_is_made_again(tmp_path: Path, decoded: list[str]) -> None:
+    dataset = make_images(tmp_path / "images", 12)
+    for name, damage in [("pixels", b"short"), ("done", b""), ("keys", b"torn"), ("about.json", b"{")]:
+        open_pixels(dataset, 16, cache=tmp_path / "cache")
+        (file,) = (tmp_path / "cache").glob(f"pixels/16x3/*/{name}")
+        file.write_bytes(damage)
+        assert_rows(dataset, open_pixels(dataset, 16, cache=tmp_path / "cache").array)
+
+
+def break_some(folder: Path, count: int) -> None:
+    for path in sorted(folder.iterdir())[:count]:
+        path.write_bytes(path.read_bytes()[:60])
+
+
+def test_a_few_unreadable_images_are_skipped(tmp_path: Path, decoded: list[str]) -> None:
+    folder, cache = tmp_path / "images", tmp_path / "cache"
+    whole = make_images(folder, 200)
+    content = (folder / "000.png").read_bytes()
+    break_some(folder, 2)
+    for _ in range(2):  # cold and warm
+        pixels = open_pixels(whole, 8, cache=cache)
+        assert [record.id for record, _ in pixels.unreadable] == ["000.png", "001.png"]
+        assert all("cannot be decoded" in reason for _, reason in pixels.unreadable)
+        assert pixels.readable.tolist() == [False] * 2 + [True] * 198
+        assert (pixels.array[:2] == 0).all()
+        assert "2 of 200 images" in pixels.remarks[0]
+        assert str(folder / "001.png") in pixels.remarks[0]
+    assert len(decoded) == 202
+    (folder / "000.png").write_bytes(content)
+    assert open_pixels(whole, 8, cache=cache).readable.sum() == 199
+
+
+def test_many_unreadable_images_stop_everything(tmp_path: Path) -> None:
+    dataset = make_images(tmp_path / "images", 100)
+    break_some(tmp_path / "images", 12)
+    with pytest.raises(DataError, match=r"12 of 100 images of .*max_unreadable") as caught:
+        open_pixels(dataset, 8, cache=tmp_path / "cache")
+    assert str(tmp_path / "images/003.png") in str(caught.value)
+    assert "and 2 more" in str(caught.value)
+    assert open_pixels(dataset, 8, cache=tmp_path / "cache", max_unreadable=0.12).readable.sum() == 88
+    with pytest.raises(DataError, match="has no images"):
+        open_pixels(Dataset("none", ("a",), ()), 8, cache=tmp_path / "cache")
+
+
+def test_missing_pydicom_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that failed for a reason outside of its file does not stay failed."""
+    dataset = make_images(tmp_path / "images", 10)
+
+    def refuse(path: Path, size: int, channels: int) -> Pixels:
+        raise DataError(f"{path}: needs pydicom")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read_image", refuse)
+        with pytest.raises(DataError, match="10 of 10"):
+            open_pixels(dataset, 8, cache=tmp_path / "cache", max_unreadable=1.0)
+    assert open_pixels(dataset, 8, cache=tmp_path / "cache").readable.all()
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make_images(tmp_path / "images", 40)
+    (tmp_path / "file").write_text("in the way")
+    pixels = open_pixels(dataset, 16, cache=tmp_path / "file" / "cache")
+    assert_rows(dataset, pixels.array)
+    assert "cannot be written" in pixels.remarks[0]
+    monkeypatch.setattr(cache_module, "_physical_memory", lambda: 1000)
+    with pytest.raises(DataError, match="CSDA_CACHE"):
+        open_pixels(dataset, 16, cache=tmp_path / "file" / "cache")
+
+
+def test_a_whole_cache_need_not_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make_images(tmp_path / "images", 10)
+    open_pixels(dataset, 16, cache=tmp_path / "cache")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(cache_module, "FileIO", refuse)
+    pixels = open_pixels(dataset, 16, cache=tmp_path / "cache")
+    assert pixels.remarks == ()
+    assert_rows(dataset, pixels.array)
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make_images(tmp_path / "images", 40)
+    write, written = cache_module._write_at, 0
+
+    def fill_up(file: object, offset: int, data: memoryview) -> None:
+        nonlocal written
+        written += len(data)
+        if written > 5000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, offset, data)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "_write_at", fill_up)
+        pixels = open_pixels(dataset, 16, cache=tmp_path / "cache")
+    assert "No space left on device" in pixels.remarks[0]
+    assert_rows(dataset, pixels.array)
+    assert list((tmp_path / "cache/pixels/16x3").iterdir()) == []
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(cache_module, "_physical_memory", lambda: 1000)
+    with pytest.raises(DataError, match=r"0\.0 MB free.*CSDA_CACHE"):
+        open_pixels(dataset, 16, cache=tmp_path / "cache")
+
+
+def test_nothing_is_written_beside_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "images"
+    dataset = make_images(folder, 10)
+    before = {path: path.stat().st_mtime_ns for path in [folder, *folder.iterdir()]}
+    folder.chmod(0o555)
+    monkeypatch.setenv("CSDA_CACHE", str(tmp_path / "cache"))
+    try:
+        assert_rows(dataset, open_pixels(dataset, 16).array)
+    finally:
+        folder.chmod(0o755)
+    assert {path: path.stat().st_mtime_ns for path in [folder, *folder.iterdir()]} == before
+    assert (tmp_path / "cache").is_dir()
+
+
+def test_default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CSDA_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert store.default_cache() == Path("/somewhere/csda")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert store.default_cache() == Path.home() / ".cache/csda"
+
+
+def test_odd_names_and_links(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    dataset = make_images(folder, 4)
+    (folder / "000.png").rename(folder / ("n" * 196 + ".png"))
+    (folder / "001.png").rename(folder / "zwei Wörter №1.png")
+    (tmp_path / "outside").mkdir()
+    (folder / "002.png").rename(tmp_path / "outside/target.png")
+    (folder / "link.png").symlink_to(tmp_path / "outside/target.png")
+    dataset = list_images(folder)
+    assert_rows(dataset, open_pixels(dataset, 16, cache=tmp_path / "cache").array)
+    (tmp_path / "outside/target.png").unlink()
+    gone = open_pixels(dataset, 16, cache=tmp_path / "cache", max_unreadable=0.5)
+    assert [(record.id, reason) for record, reason in gone.unreadable] == [("link.png", "does not exist")]
+
+
+def test_drawn_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def shades(seed: int) -> Dataset:
+        def draw(positions: Sequence[int], size: int) -> Pixels:
+            drawn.extend(positions)
+            shade = (np.asarray(positions) + seed).astype(np.uint8)
+            return np.broadcast_to(shade[:, None, None, None], (len(positions), size, size, 1)).copy()
+
+        records = tuple(Record(f"{number}", None, 0) for number in range(100))
+        return Dataset("shades", ("a",), records, draw=draw)
+
+    assert open_pixels(shades(1), 8, cache=tmp_path / "cache").array[:, 3, 3, 0].tolist() == list(range(1, 101))
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr(store, "DRAWN_IN_MEMORY", 1000)
+    for seed in (1, 2, 1, 2):
+        drawn.clear()
+        array = open_pixels(shades(seed), 8, cache=tmp_path / "cache").array
+        assert array[:, 0, 0, 0].tolist() == list(range(seed, seed + 100))
+    assert len(drawn) < 5
+
+
+def test_the_embedded_set(tmp_path: Path) -> None:
+    dataset = synthetic.load(images=300)
+    pixels = open_pixels(dataset, 16, cache=tmp_path)
+    assert dataset.draw is not None
+    assert (
+        pixels.array[[0, 77, len(dataset.records) - 1]] == dataset.draw([0, 77, len(dataset.records) - 1], 16)
+    ).all()
+
+
+LARGE = """
+import resource, shutil, sys
+from pathlib import Path
+import numpy as np
+from csda.data import cache, store
+from csda.data.records import Dataset, Record
+
+shutil.disk_usage = lambda folder: shutil._ntuple_diskusage(2**40, 0, 2**40)
+folder = Path(sys.argv[1])
+records = tuple(Record(f"image-{n:06d}", folder / f"part-{n % 7}/image-{n:06d}.png", n % 5) for n in range(200_000))
+dataset = Dataset("large", tuple("abcde"), records, root=folder)
+rows = store._file_rows(dataset, 128, 3, folder / "cache", 1)
+made = cache.folder_of(folder / "cache", rows.settings, rows.keys, rows.shape)
+cache._create(made, rows)
+(made / "done").write_bytes(b"\\1" * len(records))
+del rows
+pixels = store.open_pixels(dataset, 128, channels=3, cache=folder / "cache")
+assert pixels.array.shape == (200_000, 128, 128, 3)
+for _ in range(20):
+    assert pixels.array[np.random.default_rng(0).integers(0, 200_000, 64)].sum() == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "torch" in sys.modules)
+"""
+
+
+def test_two_hundred_thousand_images_fit(tmp_path: Path) -> None:
+    """A sparse file stands in for the ten gigabytes of pixels; the records are real."""
+    result = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True, check=True)
+    megabytes, torch_imported = result.stdout.split()
+    assert int(megabytes) < 500
+    assert torch_imported == "False"
+
+
+@pytest.mark.skipif("CSDA_DATA" not in os.environ, reason="CSDA_DATA names no folder with the real images")
+def test_real_images(tmp_path: Path) -> None:
+    data = Path(os.environ["CSDA_DATA"])
+    for name, suffix, count, channels in [("ham10000", "jpg", 10_015, 3), ("nih_chestxray14", "png", 4_999, 1)]:
+        if not (data / name).is_dir():
+            pytest.skip(f"{data / name} is not there")
+        paths = sorted((data / name).rglob(f"*.{suffix}"))
+        dataset = Dataset(name, ("a",), tuple(Record(path.stem, path, 0) for path in paths), root=data / name)
+        pixels = open_pixels(dataset, 32, cache=tmp_path)
+        assert pixels.array.shape == (count, 32, 32, channels)
+        assert pixels.unreadable == []
+        begun = time.perf_counter()
+        open_pixels(dataset, 32, cache=tmp_path)
+        assert time.perf_counter() - begun < 2
