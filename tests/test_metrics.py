@@ -36,7 +36,7 @@ def class_aucs(probs: np.ndarray, truth: np.ndarray) -> list[float]:
 
 
 @given(predictions())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_metrics_agree_with_scikit_learn(case: tuple[np.ndarray, np.ndarray]) -> None:
     probs, labels = case
     n, predicted = probs.shape[1], probs.argmax(1)

@@ -58,6 +58,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": PALETTE["line"],
     "legend.frameon": False,
     "legend.fontsize": 12,
+    "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
     "svg.fonttype": "none",
     "svg.hashsalt": "csda",
@@ -72,6 +73,7 @@ STYLE: dict[Any, Any] = {
     "ytick.labelsize": 11,
 }
 
+_VARIABLES = {colour: f"var(--{name})" for name, colour in PALETTE.items()}
 _styled = matplotlib.rc_context(STYLE)
 
 HALF, FULL = 480, 980
@@ -85,20 +87,23 @@ def to_svg(figure: Figure, description: str) -> Markup:
         # Text is set by the browser, which finds the letters that matplotlib's own font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<g) id="[^"]*"', r"\1", svg)
-    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
-    svg = re.sub(r"\n(?=[Lz\"])", " ", svg)
-    variables = {colour: f"var(--{name})" for name, colour in PALETTE.items()}
-    svg = re.sub(r": (#[0-9a-f]{6})\b", lambda match: f": {variables.get(match[1], match[1])}", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", buffer.getvalue(), flags=re.DOTALL)
+    body = svg[svg.index(">", svg.index("<svg")) + 1 :]
     width, height = (round(inches * 72) for inches in figure.get_size_inches())
-    opening = Markup('<svg viewBox="0 0 {} {}" style="max-width: {}px" role="img" aria-label="{}"').format(
-        width, height, width, description
-    )
-    body = re.sub(r"^<svg[^>]*?>", "", svg, count=1, flags=re.DOTALL)
-    return opening + Markup(' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">' + body)
+    opening = Markup(
+        '<svg viewBox="0 0 {} {}" style="max-width: {}px" role="img" aria-label="{}" '
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    ).format(width, height, width, description)
+    # Tag by tag, because a name in the text may look like anything but a tag.
+    return opening + Markup(re.sub(r"<[^>]*>", _adapt_tag, body))
+
+
+def _adapt_tag(match: re.Match[str]) -> str:
+    """A tag without matplotlib's ids and fonts, its colours those of the page."""
+    tag = re.sub(r'^<g id="[^"]*"', "<g", match[0])
+    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
+    tag = re.sub(r"\n(?=[Lz\"])", " ", tag)
+    return re.sub(r"#[0-9a-f]{6}\b", lambda colour: _VARIABLES.get(colour[0], colour[0]), tag)
 
 
 @_styled
@@ -106,13 +111,13 @@ def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
     """`metric` ("auc" or "mca") over epochs: test solid, validation dotted, a dot at the best validation epoch."""
     figure, axes = _canvas(HALF, 320)
     for entry in entries:
-        colour, best = PALETTE[entry.colour], int(entry.run.result["best_epoch"])
+        best = entry.run.result["best_epoch"]
         epochs, test = _series(entry.run, f"test_{metric}")
         _, validation = _series(entry.run, f"val_{metric}")
-        axes.plot(epochs, test, color=colour, linewidth=2, label=_label(entries, entry, "test"))
-        axes.plot(epochs, validation, ":", color=colour, linewidth=1.6, label=_label(entries, entry, "validation"))
-        chosen = epochs == best
-        axes.plot(epochs[chosen], test[chosen], "o", color=colour, markersize=8, markeredgecolor=PALETTE["paper"])
+        axes.plot(epochs, test, "-", **_line(entries, entry, "test"))
+        axes.plot(epochs, validation, ":", **_line(entries, entry, "validation"))
+        chosen, fill = epochs == best, PALETTE[entry.colour]
+        axes.plot(epochs[chosen], test[chosen], "o", color=fill, markersize=8, markeredgecolor=PALETTE["paper"])
         if len(entries) == 1:
             axes.axvline(best, color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
     _over_epochs(axes)
@@ -159,11 +164,8 @@ def draw_confusion(entry: Entry, title: str) -> Figure:
         for j in range(n):
             share = matrix[i, j] / max(totals[i], 1)
             # Never more than half opaque, so that the ink is legible on every cell in light and in dark.
-            axes.add_patch(
-                Rectangle(
-                    (j - 0.47, i - 0.47), 0.94, 0.94, color=PALETTE[entry.colour], alpha=0.04 + 0.5 * share, linewidth=0
-                )
-            )
+            look: dict[str, Any] = {"color": PALETTE[entry.colour], "alpha": 0.04 + 0.5 * share, "linewidth": 0}
+            axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, **look))
             ink = PALETTE["ink" if share >= 0.1 else "muted"]
             place: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
             if matrix[i, j]:
@@ -218,9 +220,7 @@ def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
         for key, (name, style) in styles.items():
             epochs, values = _series(entry.run, key)
             if (values > 0).any():
-                axes.plot(
-                    epochs, values, style, color=PALETTE[entry.colour], linewidth=2, label=_label(entries, entry, name)
-                )
+                axes.plot(epochs, values, style, **_line(entries, entry, name))
     _over_epochs(axes)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -241,14 +241,7 @@ def draw_distances(entries: Sequence[Entry]) -> Figure:
             gaps = np.where(predicted, history[f"{key}_marginals"] - history["labeled_marginals"], 0)
             distances = np.sqrt((gaps**2).sum(axis=(-2, -1)))
             distances[~predicted.any(axis=(-2, -1))] = np.nan
-            axes.plot(
-                history["epochs"],
-                distances,
-                style,
-                color=PALETTE[entry.colour],
-                linewidth=2,
-                label=_label(entries, entry, name),
-            )
+            axes.plot(history["epochs"], distances, style, **_line(entries, entry, name))
     _over_epochs(axes)
     axes.set_ylim(bottom=0)
     axes.set_title("Distance to the labeled marginals")
@@ -272,15 +265,8 @@ def _draw_by_class(
             axes.set_visible(False)
             continue
         for entry in entries:
-            for (name, read), style in zip(readers.items(), ("-", (0, (4, 2))), strict=False):
-                values, colour = read(entry.run)[:, i], PALETTE[entry.colour]
-                axes.plot(
-                    entry.run.history["epochs"],
-                    values,
-                    color=colour,
-                    linestyle=style,
-                    label=_label(entries, entry, name),
-                )
+            for (name, read), style in zip(readers.items(), ("-", "--"), strict=False):
+                axes.plot(entry.run.history["epochs"], read(entry.run)[:, i], style, **_line(entries, entry, name))
         axes.set_title(_shorten(classes[i]), fontsize=12, fontweight="normal")
         _over_epochs(axes, label="")
         axes.tick_params(labelbottom=True)
@@ -294,8 +280,9 @@ def _canvas(width: int, height: int) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _label(entries: Sequence[Entry], entry: Entry, name: str) -> str:
-    return f"{entry.name}, {name}" if len(entries) > 1 else name
+def _line(entries: Sequence[Entry], entry: Entry, name: str) -> dict[str, Any]:
+    """A line's colour is its run, and its label says which run where there are several."""
+    return {"color": PALETTE[entry.colour], "label": f"{entry.name}, {name}" if len(entries) > 1 else name}
 
 
 def _legend(figure: Figure, axes: Axes, columns: int) -> None:

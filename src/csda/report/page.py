@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -31,7 +33,7 @@ def write_report(run_folder: Path) -> Path:
     run = Run(run_folder)
     (entry,) = entries = tables.enter([run])
     page = _environment().get_template("run.html").render(
-        title=f"{entry.name} on {_data_name(run)}",
+        title=f"{entry.name} on {Path(run.config['data']).name}",
         entry=entry,
         images=tables.count_images(run),
         counts=tables.count_classes(run),
@@ -86,7 +88,7 @@ def _write(path: Path, page: str) -> Path:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise RunError(
-            f"{path}: {(error.strerror or str(error)).lower()}; make it writable or free some space."
+            f"{path}: {(error.strerror or str(error)).lower()}; make it writable or free some space"
         ) from None
     return path
 
@@ -97,15 +99,21 @@ def _describe_run(entry: Entry) -> str:
     images = tables.count_images(run)
     others = f" and {images['unlabeled']:,} unlabeled" if images["unlabeled"] else ""
     kind = "label" if run.multi_label else "class"
-    present = [(each.value, name) for each, name in zip(scores.recall, run.classes, strict=True) if each.value >= 0]
-    (weakest, weakest_name), (strongest, strongest_name) = min(present), max(present)
-    return (
+    summary = (
         f"Trained on {images['labeled']:,} labeled{others} images and tried on {images['test']:,} test images: "
         f"shown an image of a {kind} and one that is not, the model tells which is which {scores.auc.value:.0%} "
-        "of the time. "
-        f"It recognises {scores.mca.value:.0%} of a {kind}'s images on average, from {weakest:.0%} of {weakest_name} "
-        f"to {strongest:.0%} of {strongest_name}."
+        "of the time."
     )
+    present = [
+        (each.value, name) for each, name in zip(scores.recall, run.classes, strict=True) if not isnan(each.value)
+    ]
+    if present:
+        (weakest, weakest_name), (strongest, strongest_name) = min(present), max(present)
+        summary += (
+            f" It recognises {fmean(value for value, _ in present):.0%} of a {kind}'s images on average, "
+            f"from {weakest:.0%} of {weakest_name} to {strongest:.0%} of {strongest_name}."
+        )
+    return summary
 
 
 def _describe_comparison(entries: Sequence[Entry], rows: Sequence[tables.Row]) -> list[str]:
@@ -172,9 +180,11 @@ def _picture_confusions(entries: Sequence[Entry]) -> list[Picture]:
         "What the images of each class (row) were taken for (column), as a share of the row and as a count: "
         "a perfect model fills the diagonal."
     )
-    titles = [entry.name for entry in entries] if len(entries) > 1 else ["Confusion matrix"]
+    if len(entries) == 1:
+        return [_picture(figures.draw_confusion(entries[0], "Confusion matrix"), caption)]
+    captions = [caption] + [f"The same for {entry.name}." for entry in entries[1:]]
     return [
-        _picture(figures.draw_confusion(entry, title), caption) for entry, title in zip(entries, titles, strict=True)
+        _picture(figures.draw_confusion(entry, entry.name), text) for entry, text in zip(entries, captions, strict=True)
     ]
 
 
@@ -226,10 +236,6 @@ def _picture(figure: Figure, caption: str, wide: bool = False) -> Picture:
     return Picture(figures.to_svg(figure, caption), caption, wide)
 
 
-def _data_name(run: Run) -> str:
-    return Path(str(run.config["data"])).name
-
-
 def _format_duration(seconds: float) -> str:
     minutes, hours = seconds / 60, seconds / 3600
     if minutes < 2:
@@ -238,10 +244,4 @@ def _format_duration(seconds: float) -> str:
 
 
 def _format_setting(value: Any) -> str:
-    return (
-        "–"
-        if value is None
-        else ", ".join(map(_format_setting, value))
-        if isinstance(value, list | tuple)
-        else str(value)
-    )
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

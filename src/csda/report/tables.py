@@ -112,7 +112,7 @@ def enter(runs: Sequence[Run]) -> list[Entry]:
         if run.classes != classes:
             raise RunError(
                 f"{run.folder} has the classes {', '.join(run.classes)} and {runs[0].folder} has {', '.join(classes)}: "
-                "compare runs on the same data."
+                "compare runs on the same data"
             )
     return [
         Entry(run, name, colour, score(run))
