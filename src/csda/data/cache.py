@@ -38,8 +38,8 @@ FOLDERS_KEPT = 3
 SYNC_SECONDS = 0.5
 """How often what was written is marked as done: so much work is lost when a process is killed."""
 
-PENDING_BYTES = 2**25
-"""Made and not yet written: enough to keep the workers busy while the disk is waited for."""
+PENDING_CHUNKS, PENDING_BYTES = 8, 2**25
+"""Chunks claimed ahead for each worker, and all of them together: what keeps the workers busy while the disk writes."""
 
 Progress = Callable[[int, int], None]
 Flags = npt.NDArray[np.bool_]
@@ -185,7 +185,8 @@ class Disk:
 def fill(sheet: Memory | Disk, rows: Rows, progress: Progress) -> dict[int, str]:
     """Make all rows that are missing; gives the reasons for those that cannot be made."""
     total, ready = len(rows.keys), int(sheet.done.sum())
-    depth = max(rows.workers + 1, PENDING_BYTES // (rows.chunk * math.prod(rows.shape)))
+    affordable = PENDING_BYTES // (rows.chunk * math.prod(rows.shape))
+    depth = max(rows.workers + 1, min(PENDING_CHUNKS * rows.workers, affordable))
     failed: dict[int, str] = {}
 
     def finish(chunk: int, positions: list[int], made: Future[Sequence[Pixels | str]]) -> None:

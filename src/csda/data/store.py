@@ -146,7 +146,7 @@ def _drawn_rows(dataset: Dataset, size: int, workers: int) -> Rows:
     drawn_with = digest(dataset.name.encode(), sample.tobytes())
     keys = [digest(drawn_with, f"{record.id} {record.label}".encode()) for record in dataset.records]
     shape = (size, size, sample.shape[-1])
-    return Rows(dataset.name, "drawn", keys, shape, lambda positions: list(draw(positions, size)), workers)
+    return Rows(dataset.name, "drawn", keys, shape, lambda rows: list(draw(rows, size)) if rows else [], workers)
 
 
 def _report_unreadable(dataset: Dataset, unreadable: list[tuple[Record, str]], max_unreadable: float) -> str:
