@@ -83,6 +83,7 @@ def test_comparison_shows_both_runs_and_the_difference(
     assert gap.mca.signed in page.text
     assert gap.recall[2].signed_interval in page.text
     assert "Compared with baseline, csda is" in page.text
+    assert "csda, recall" in page.text  # the pictures name the run although only one has pseudo-labels
     assert f"{100 * gap.mca.value:.1f} MCA points ahead" in page.text
     assert page.tags.count("svg") == 8
 

@@ -114,8 +114,8 @@ def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
         best = entry.run.result["best_epoch"]
         epochs, test = _series(entry.run, f"test_{metric}")
         _, validation = _series(entry.run, f"val_{metric}")
-        axes.plot(epochs, test, "-", **_line(entries, entry, "test"))
-        axes.plot(epochs, validation, ":", **_line(entries, entry, "validation"))
+        axes.plot(epochs, test, "-", **_line(entry, "test"))
+        axes.plot(epochs, validation, ":", **_line(entry, "validation"))
         chosen, fill = epochs == best, PALETTE[entry.colour]
         axes.plot(epochs[chosen], test[chosen], "o", color=fill, markersize=8, markeredgecolor=PALETTE["paper"])
         if len(entries) == 1:
@@ -220,7 +220,7 @@ def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
         for key, (name, style) in styles.items():
             epochs, values = _series(entry.run, key)
             if (values > 0).any():
-                axes.plot(epochs, values, style, **_line(entries, entry, name))
+                axes.plot(epochs, values, style, **_line(entry, name))
     _over_epochs(axes)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -241,7 +241,7 @@ def draw_distances(entries: Sequence[Entry]) -> Figure:
             gaps = np.where(predicted, history[f"{key}_marginals"] - history["labeled_marginals"], 0)
             distances = np.sqrt((gaps**2).sum(axis=(-2, -1)))
             distances[~predicted.any(axis=(-2, -1))] = np.nan
-            axes.plot(history["epochs"], distances, style, **_line(entries, entry, name))
+            axes.plot(history["epochs"], distances, style, **_line(entry, name))
     _over_epochs(axes)
     axes.set_ylim(bottom=0)
     axes.set_title("Distance to the labeled marginals")
@@ -266,7 +266,7 @@ def _draw_by_class(
             continue
         for entry in entries:
             for (name, read), style in zip(readers.items(), ("-", "--"), strict=False):
-                axes.plot(entry.run.history["epochs"], read(entry.run)[:, i], style, **_line(entries, entry, name))
+                axes.plot(entry.run.history["epochs"], read(entry.run)[:, i], style, **_line(entry, name))
         axes.set_title(_shorten(classes[i]), fontsize=12, fontweight="normal")
         _over_epochs(axes, label="")
         axes.tick_params(labelbottom=True)
@@ -280,9 +280,9 @@ def _canvas(width: int, height: int) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _line(entries: Sequence[Entry], entry: Entry, name: str) -> dict[str, Any]:
-    """A line's colour is its run, and its label says which run where there are several."""
-    return {"color": PALETTE[entry.colour], "label": f"{entry.name}, {name}" if len(entries) > 1 else name}
+def _line(entry: Entry, name: str) -> dict[str, Any]:
+    """A line's colour is its run, and its label says which run where the report has several."""
+    return {"color": PALETTE[entry.colour], "label": name if entry.alone else f"{entry.name}, {name}"}
 
 
 def _legend(figure: Figure, axes: Axes, columns: int) -> None:

@@ -100,7 +100,7 @@ def _describe_run(entry: Entry) -> str:
     others = f" and {images['unlabeled']:,} unlabeled" if images["unlabeled"] else ""
     kind = "label" if run.multi_label else "class"
     summary = (
-        f"Trained on {images['labeled']:,} labeled{others} images and tried on {images['test']:,} test images: "
+        f"Given {images['labeled']:,} labeled{others} images and tried on {images['test']:,} test images: "
         f"shown an image of a {kind} and one that is not, the model tells which is which {scores.auc.value:.0%} "
         "of the time."
     )

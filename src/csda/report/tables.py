@@ -73,11 +73,12 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A run as it stands in a report."""
+    """A run as it stands in a report, alone or among others."""
 
     run: Run
     name: str
     colour: str
+    alone: bool
     scores: Scores
 
 
@@ -115,7 +116,7 @@ def enter(runs: Sequence[Run]) -> list[Entry]:
                 "compare runs on the same data"
             )
     return [
-        Entry(run, name, colour, score(run))
+        Entry(run, name, colour, len(runs) == 1, score(run))
         for run, name, colour in zip(runs, _names(runs), _colours(runs), strict=True)
     ]
 
