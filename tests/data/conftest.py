@@ -26,11 +26,8 @@ def pixel() -> bytes:
     return file.getvalue()
 
 
-MakeImages = Callable[[Path, Iterable[str]], Path]
-
-
 @pytest.fixture(scope="session")
-def make_images(pixel: bytes) -> MakeImages:
+def make_images(pixel: bytes) -> Callable[[Path, Iterable[str]], Path]:
     """Writes one image for each relative path and returns the folder."""
 
     def make(root: Path, names: Iterable[str]) -> Path:

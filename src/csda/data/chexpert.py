@@ -162,7 +162,7 @@ def _with_lists(root: Path, training: list[_View], lists: Sequence[Path], labels
                 raise DataError(f"{path}, row {row}: {name} is no frontal view of train.csv")
             if parts.setdefault(name, part) in held_out and parts[name] != part:
                 raise DataError(f"{path}, row {row}: {name} is in the {parts[name]} list, too")
-            relabeled[name] = tuple(sorted(CLASSES.index(LATENT_MIXING_ORDER[flag]) for flag in flags))
+            relabeled.setdefault(name, tuple(sorted(CLASSES.index(LATENT_MIXING_ORDER[flag]) for flag in flags)))
 
     home = _home(root)
     records = []

@@ -6,12 +6,13 @@ Without lists 20 % are for the test and 10 % for validation at random, as in the
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from csda.data.listing import clean_names, fold_name, read_table
-from csda.data.records import Dataset, Part, Record
+from csda.data.records import Dataset, Label, Part, Record
 from csda.data.tree import scan_images
 from csda.errors import DataError
 
@@ -24,6 +25,9 @@ PUBLISHED = {
 """Smedsrud et al., "Kvasir-Capsule, a video capsule endoscopy dataset", Scientific Data 8:142 (2021)."""
 
 CLASSES = tuple(name for name in PUBLISHED if name != "images")
+
+PARTS: tuple[Part, Part] = ("train", "test")
+"""What the first and the second list are for."""
 
 
 def recognise(root: Path) -> bool:
@@ -45,13 +49,11 @@ def load(root: Path, *, lists: Sequence[Path] = ()) -> Dataset:
     published = {fold_name(name): name for name in CLASSES}
     named = {raw: published.get(fold_name(name), name) for raw, name in clean.items()}
     classes = tuple(sorted(set(named.values())))
-    records: dict[str, Record] = {}
-    for image, folder in folders.items():
-        frame = image.rpartition("/")[2]
-        record = Record(frame, tree.root / image, classes.index(named[folder]), _video(frame))
-        if records.setdefault(frame, record) is not record:
-            raise DataError(f"{tree.root}: {frame} lies in {folder} and in {records[frame].path}; keep one of the two")
-    dataset = Dataset("kvasir_capsule", classes, tuple(records.values()), root=root)
+    index = {raw: classes.index(name) for raw, name in named.items()}
+    records = tuple(Record(image, tree.root / image, index[folder], _video(image)) for image, folder in folders.items())
+    twice = len(records) - len({_frame(record.id) for record in records})
+    remarks = (f"{twice} frames lie in two class folders and count as two images",) if twice else ()
+    dataset = Dataset("kvasir_capsule", classes, records, root=root, remarks=remarks)
     return _with_lists(dataset, lists) if lists else dataset
 
 
@@ -59,8 +61,12 @@ def _images(root: Path) -> Path:
     return root / "labelled_images" if (root / "labelled_images").is_dir() else root
 
 
-def _video(frame: str) -> str | None:
-    return frame.rpartition(".")[0].rpartition("_")[0] or None
+def _frame(image: str) -> str:
+    return image.rpartition("/")[2]
+
+
+def _video(image: str) -> str | None:
+    return _frame(image).rpartition(".")[0].rpartition("_")[0] or None
 
 
 def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
@@ -69,33 +75,39 @@ def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
         raise DataError(
             f"{lists[0].parent}: expected two lists, one to train on and one for the test, not {len(lists)}"
         )
-    known = {record.id: record for record in dataset.records}
-    parts: dict[str, Part] = {}
-    folder_class: dict[str, int] = {}
-    pairs: tuple[tuple[Part, Path], ...] = (("train", lists[0]), ("test", lists[1]))
-    for part, path in pairs:
+    by_frame: dict[str, list[Record]] = defaultdict(list)
+    for record in dataset.records:
+        by_frame[_frame(record.id)].append(record)
+    entries: list[tuple[Part, str, str, str]] = []
+    for part, path in zip(PARTS, lists, strict=True):
         table = read_table(path)
         frame_at, label_at = table.require("filename"), table.require("label")
-        for row, cells in table.rows:
-            where = f"{path}, row {row}"
-            frame, name = cells[frame_at].strip(), cells[label_at].strip()
-            if frame not in known:
-                raise DataError(f"{where}: {frame} is no image of {dataset.root}")
-            label = known[frame].label
-            assert isinstance(label, int)
-            if folder_class.setdefault(name, label) != label:
-                raise DataError(
-                    f"{where}: {frame} is called {name} and lies in {dataset.classes[label]}, others of that name "
-                    f"lie in {dataset.classes[folder_class[name]]}"
-                )
-            if parts.setdefault(frame, part) != part:
-                raise DataError(f"{where}: {frame} is in both lists")
-    kept = sorted(set(folder_class.values()))
+        entries += [(part, f"{path}, row {row}", cells[frame_at].strip(), cells[label_at]) for row, cells in table.rows]
+
+    meant: dict[str, Label] = {}
+    for _, where, frame, name in entries:
+        if frame not in by_frame:
+            raise DataError(f"{where}: {frame} is no image of {dataset.root}")
+        if len(by_frame[frame]) == 1 and (label := by_frame[frame][0].label) is not None:
+            meant.setdefault(name, label)
+    parts: dict[str, Part] = {}
+    for part, where, frame, name in entries:
+        image = next((record.id for record in by_frame[frame] if record.label == meant.get(name)), None)
+        if image is None:
+            raise DataError(f"{where}: {frame} is called {name} and lies in {by_frame[frame][0].id}, unlike others")
+        if parts.setdefault(image, part) != part:
+            raise DataError(f"{where}: {frame} is in both lists")
+    kept = {label: position for position, label in enumerate(sorted(set(meant.values())))}
     records = tuple(
-        replace(record, label=kept.index(record.label), part=parts[record.id])
+        replace(record, label=kept[record.label], part=parts[record.id])
         for record in dataset.records
-        if record.id in parts and isinstance(record.label, int)
+        if record.id in parts and record.label in kept
     )
     left_out = len(dataset.records) - len(records)
     remarks = (f"{left_out} frames are in no list and are left out",) if left_out else ()
-    return replace(dataset, classes=tuple(dataset.classes[i] for i in kept), records=records, remarks=remarks)
+    return replace(
+        dataset,
+        classes=tuple(name for label, name in enumerate(dataset.classes) if label in kept),
+        records=records,
+        remarks=dataset.remarks + remarks,
+    )
