@@ -35,7 +35,7 @@ def test_every_class_is_trained_on(images):
 
 
 def test_too_few_images_are_refused():
-    with pytest.raises(DataError, match="27 images.*28 or more"):
+    with pytest.raises(DataError, match=r"27 images.*28 or more"):
         load(images=27)
 
 
@@ -73,10 +73,10 @@ def test_every_size_shows_the_same_picture():
 
 
 def test_traits_are_typical_at_difficulty_zero_and_scatter_with_it():
-    positions, labels = range(300), np.full(300, CLASSES.index("DF"))
-    column = CLASSES.index("DF")
+    fibroma = CLASSES.index("DF")
+    positions, labels = range(300), np.full(300, fibroma)
     for name, values in draw_traits(Dice(0, positions), labels, 0.0).items():
-        assert np.allclose(values, TRAITS[name][column])
+        assert np.allclose(values, TRAITS[name][fibroma])
     easy, hard = (draw_traits(Dice(0, positions), labels, difficulty)["scar"].std() for difficulty in (0.5, 1.0))
     assert 0 < easy < hard
 

@@ -27,7 +27,7 @@ FEWEST_TRAINING, VALIDATION, TEST = 4, 20, 100
 """Images of each class: at least so many to train on, exactly so many to validate and to test on."""
 
 TRAITS = {
-    #               MEL  NV  BCC AKIEC BKL  DF  VASC
+    #               MEL  NV   BCC  AKIEC BKL DF   VASC
     "size":         (.62, .45, .45, .55, .55, .38, .40),
     "elongation":   (.60, .35, .45, .50, .50, .25, .35),
     "irregularity": (.70, .30, .45, .55, .50, .22, .35),
@@ -38,7 +38,7 @@ TRAITS = {
     "network":      (.50, .50, .06, .30, .20, .35, .05),
     "globules":     (.42, .32, .20, .08, .15, .08, .06),
     "veil":         (.50, .07, .25, .06, .12, .06, .20),
-    "scar":         (.14, .06, .15, .12, .08, .70, .06),
+    "scar":         (.14, .06, .15, .12, .08, .80, .06),
     "lacunae":      (.05, .04, .08, .08, .05, .05, .80),
     "vessels":      (.15, .05, .70, .35, .08, .12, .10),
     "scale":        (.06, .04, .18, .65, .30, .10, .05),
@@ -47,15 +47,23 @@ TRAITS = {
 }  # fmt: skip
 """The typical value, in 0..1, of each trait in each of `CLASSES`."""
 
-SPREAD = 0.8
-"""Standard deviation of a trait within its class, in logits, at difficulty 1."""
+SPREAD = np.array([0.75, 0.40, 0.75, 0.75, 0.75, 0.75, 0.75], np.float32)
+"""Standard deviation of the traits within each class, in logits, at difficulty 1.
 
-MELANIN = np.array([0.62, 1.05, 1.35], np.float32)
-BLOOD = np.array([0.16, 1.00, 0.80], np.float32)
-"""How strongly melanin and blood absorb red, green and blue."""
+Naevi scatter least: they are so many that otherwise the odd ones among them would outnumber every rare class.
+"""
+
+WHITE = np.array([0.97, 0.91, 0.88], np.float32)[:, None, None]
+MELANIN = np.array([0.60, 1.00, 1.35], np.float32)[:, None, None]
+BLOOD = np.array([0.18, 1.00, 0.85], np.float32)[:, None, None]
+"""By red, green and blue: the lamp, and how strongly melanin and blood absorb it."""
+
+HAIRY = 0.1
+"""Share of the images with hairs across them."""
 
 SMALLEST_CANVAS = 64
 CHUNK_PIXELS = 1 << 17
+"""Pixels painted at a time: some fifty arrays of that size are alive at once, and small ones stay in the cache."""
 
 
 def load(seed: int = 0, images: int = 3000, difficulty: float = 1.0) -> Dataset:
@@ -123,85 +131,86 @@ class Dice:
 def draw_traits(dice: Dice, labels: npt.NDArray[np.int64], difficulty: float) -> dict[str, Array]:
     """Each trait of each lesion, [N, 1, 1] in 0..1: typical of its class plus normal scatter, in logits."""
     typical = np.array(list(TRAITS.values()), np.float32).T[labels]
-    logits = np.log(typical / (1 - typical)) + np.float32(SPREAD * difficulty) * dice.normal(len(TRAITS))
+    logits = np.log(typical / (1 - typical)) + difficulty * SPREAD[labels, None] * dice.normal(len(TRAITS))
     values = 1 / (1 + np.exp(-logits))
     return {name: values[:, column, None, None] for column, name in enumerate(TRAITS)}
 
 
 def paint(dice: Dice, t: dict[str, Array], canvas: int) -> Array:
-    """Lesions on skin as they look under a dermatoscope, [N, 3, canvas, canvas] in about 0..1."""
+    """Lesions of the traits `t` as they look under a dermatoscope, [N, 3, canvas, canvas] in about 0..1."""
     axis = (np.arange(canvas, dtype=np.float32) + 0.5) * (2 / canvas) - 1
     x, y = axis[None, None, :], axis[None, :, None]
 
-    # The lesion's own coordinates: u, v turned by its angle; the outline is where the distance from it is 0.
+    # The lesion's own coordinates, turned by its angle; its outline is where the distance from it is 0.
     center = dice.uniform(2, -0.12, 0.12)[:, :, None, None]
     angle = dice.uniform(1, 0, 2 * np.pi)[:, :, None]
-    stretch = 1 + 0.55 * t["elongation"]
     u = (x - center[:, 0]) * np.cos(angle) + (y - center[:, 1]) * np.sin(angle)
     v = (y - center[:, 1]) * np.cos(angle) - (x - center[:, 0]) * np.sin(angle)
-    radius = np.sqrt(u * u / stretch + v * v * stretch) / (0.28 + 0.5 * t["size"])
-    lobes, notches = waves(dice, axis, 2.2), waves(dice, axis, 6.5)
-    distance = radius - 1 + t["irregularity"] * (0.30 * lobes + 0.16 * notches)
-    blur = 0.025 + 0.16 * t["blur"]
-    inside = step(-distance / blur)
+    extent = 0.28 + 0.5 * t["size"]
+    stretch = 1 + 0.55 * t["elongation"]
+    radius = np.sqrt(u * u / stretch + v * v * stretch) / extent
+    lobes, notches, frays = waves(dice, axis, 2.2), waves(dice, axis, 6.5), waves(dice, axis, 15.0)
+    distance = radius - 1 + t["irregularity"] * (0.28 * lobes + 0.15 * notches + 0.05 * frays)
+    inside = step(-distance / (0.025 + 0.15 * t["blur"]))
     core = step((-0.3 - distance) / 0.15)
 
-    # Textures, all bent by the same slow warp so that no grid looks ruled.
-    bend_u, bend_v = 0.10 * waves(dice, axis, 2.5), 0.10 * waves(dice, axis, 2.5)
-    pitch = dice.uniform(1, 30, 38)[:, :, None]
-    first = np.cos(pitch * (u + bend_u))
-    second = np.cos(pitch * (-0.5 * (u + bend_u) + 0.866 * (v + bend_v)))
-    third = np.cos(pitch * (0.5 * (u + bend_u) + 0.866 * (v + bend_v)))
-    mesh = 0.55 - (first + second + third) / 2.2
-    ridges = np.cos(0.8 * pitch * (u + 3 * bend_v))
-    blotches = waves(dice, axis, 3.5)
-    patches = waves(dice, axis, 2.5)
-    flakes = waves(dice, axis, 14.0)
-    tree = np.abs(waves(dice, axis, 5.0))
-    grain = waves(dice, axis, 30.0)
+    # Textures. A slow warp bends the regular ones, or they would look ruled.
+    warp_u, warp_v = u + 0.10 * waves(dice, axis, 3.0), v + 0.10 * waves(dice, axis, 3.0)
+    pitch = dice.uniform(1, 32, 42)[:, :, None]
+    mesh = 0.55 - sum(
+        np.cos(pitch * (np.float32(np.cos(turn)) * warp_u + np.float32(np.sin(turn)) * warp_v))
+        for turn in (0, np.pi / 3, 2 * np.pi / 3)
+    ) / 2.2  # fmt: skip
+    ridges = np.cos(0.8 * pitch * (warp_u + 0.5 * warp_v * warp_v))
+    blotches, patches = waves(dice, axis, 3.5), waves(dice, axis, 2.5)
+    grain = waves(dice, axis, 26.0, count=20)
+    flakes = 0.7 * waves(dice, axis, 11.0) + 0.6 * grain
+    vessels = np.exp(-np.square(waves(dice, axis, 5.0) / 0.09)) * step((patches + 0.5 * notches) / 0.2)
+    globules = spots(dice, axis, center, 0.95 * extent, count=26, width=0.030)
+    milia = spots(dice, axis, center, 0.75 * extent, count=14, width=0.034)
+    lacunae = spots(dice, axis, center, 0.75 * extent, count=14, width=0.105)
 
-    globules = spots(dice, axis, center, t, count=26, width=0.030, reach=0.9)
-    milia = spots(dice, axis, center, t, count=14, width=0.034, reach=0.75)
-    lacunae = spots(dice, axis, center, t, count=9, width=0.13, reach=0.6)
+    tone = dice.normal(2)[:, :, None, None] * 0.03
+    melanin = 0.16 + tone[:, 0] + inside * np.maximum(
+        (0.15 + 1.15 * t["pigment"]) * (1 + 0.7 * t["variegation"] * blotches)
+        + t["pigment"] * t["network"] * mesh * (1 + 0.5 * patches)
+        + 0.5 * t["ridges"] * ridges * step(patches / 0.5)
+        + 0.9 * t["globules"] * globules,
+        0,
+    )  # fmt: skip
+    blood = 0.10 + 0.5 * tone[:, 1] + 0.015 * patches + inside * np.maximum(
+        0.05
+        + 0.7 * t["blood"] * (1 + 0.25 * blotches + 0.9 * t["scale"] * mesh)
+        + 0.9 * t["vessels"] * vessels
+        + 1.2 * t["lacunae"] * lacunae,
+        0,
+    )  # fmt: skip
 
-    melanin = (
-        inside
-        * (
-            (0.25 + 1.15 * t["pigment"]) * (1 + 0.75 * t["variegation"] * blotches)
-            + 0.9 * t["pigment"] * t["network"] * mesh
-            + 0.55 * t["ridges"] * ridges
-            + 0.15 * core * t["pigment"]
-        )
-        + 0.9 * t["globules"] * inside * globules
-    )
-    vessels = np.exp(-np.square(tree / 0.07)) * step(patches / 0.3)
-    blood = inside * (
-        0.15 + 0.85 * t["blood"] * (1 + 0.25 * blotches + 0.8 * t["scale"] * mesh) + 1.0 * t["vessels"] * vessels
-    ) + 1.3 * t["lacunae"] * lacunae * step(-distance / 0.1)
-
-    tone = dice.normal(3)[:, :, None, None] * 0.03
-    slope = dice.normal(2)[:, :, None, None] * 0.02
-    shade = 1 - 0.10 * (x * x + y * y) + slope[:, 0] * x + slope[:, 1] * y + 0.012 * grain
-    melanin = np.maximum(melanin, 0) + 0.10 + tone[:, 0]
-    blood = np.maximum(blood, 0) + 0.16 + 0.02 * patches + tone[:, 1]
-    light = np.array([0.97, 0.88, 0.84], np.float32)
-    image = (
-        light[:, None, None]
-        * shade[:, None]
-        * np.exp(-MELANIN[:, None, None] * melanin[:, None] - BLOOD[:, None, None] * blood[:, None])
-    )
-
-    veil = 0.85 * t["veil"] * core * step((patches - 0.1) / 0.25)
-    scar = 0.85 * t["scar"] * step((0.42 - radius - 0.15 * lobes) / 0.10)
-    scale = 0.75 * t["scale"] * inside * step((flakes + 0.5 * blotches - 0.5) / 0.2)
+    slope = dice.normal(2)[:, :, None, None] * 0.03
+    light = 1 - 0.13 * (x * x + y * y) + slope[:, 0] * x + slope[:, 1] * y + 0.012 * grain
+    light *= 1 - hairs(dice, x, y)
+    light = light[:, None] * WHITE
+    image: Array = light * np.exp(-melanin[:, None] * MELANIN - blood[:, None] * BLOOD)
     for cover, color in (
-        (veil, (0.42, 0.47, 0.60)),
-        (scar, (0.93, 0.83, 0.80)),
-        (scale, (0.95, 0.90, 0.82)),
-        (0.85 * t["milia"] * inside * milia, (0.95, 0.88, 0.70)),
+        (0.85 * t["veil"] * core * step((patches + 0.3 * notches) / 0.25), (0.45, 0.55, 0.76)),
+        (0.80 * t["scar"] * step((0.42 - radius - 0.12 * lobes - 0.10 * notches) / 0.10), (0.96, 0.91, 0.90)),
+        (0.65 * t["scale"] * inside * step((flakes + 0.5 * blotches - 0.3) / 0.2), (0.98, 0.97, 0.92)),
+        (0.70 * t["milia"] * inside * milia, (0.98, 0.95, 0.80)),
     ):
-        image += cover[:, None] * (np.array(color, np.float32)[:, None, None] * shade[:, None] - image)
+        image += cover[:, None] * (light * np.array(color, np.float32)[:, None, None] - image)
     return image
+
+
+def hairs(dice: Dice, x: Array, y: Array) -> Array:
+    """How much light two curved hairs take away, [N, P, P]; most images have none."""
+    present = dice.uniform(1)[:, 0] < HAIRY
+    angle, offset, bend = (dice.uniform(2, low, high)[present] for low, high in ((0, 7), (-0.9, 0.9), (-0.3, 0.3)))
+    shade = np.zeros((len(present), y.shape[1], x.shape[2]), np.float32)
+    for hair in range(2):
+        a, o, b = (values[:, hair, None, None] for values in (angle, offset, bend))
+        along, across = x * np.cos(a) + y * np.sin(a), y * np.cos(a) - x * np.sin(a)
+        shade[present] = np.maximum(shade[present], 0.6 * np.exp(-np.square((across - o - b * along**2) / 0.016)))
+    return shade
 
 
 def waves(dice: Dice, axis: Array, frequency: float, count: int = 7) -> Array:
@@ -219,15 +228,12 @@ def waves(dice: Dice, axis: Array, frequency: float, count: int = 7) -> Array:
     return field
 
 
-def spots(
-    dice: Dice, axis: Array, center: Array, traits: dict[str, Array], count: int, width: float, reach: float
-) -> Array:
-    """Round spots scattered over the lesion, [N, P, P] in 0..1; a Gaussian separates, so this too is one product."""
-    turn, far = dice.uniform(count, 0, 2 * np.pi), np.sqrt(dice.uniform(count))
-    far = far * reach * (0.28 + 0.5 * traits["size"][:, :, 0])
-    sharp = 1 / (width * dice.uniform(count, 0.6, 1.3))
-    columns = np.exp(-0.5 * ((axis - (center[:, 0] + (far * np.cos(turn))[:, :, None])) * sharp[:, :, None]) ** 2)
-    rows = np.exp(-0.5 * ((axis - (center[:, 1] + (far * np.sin(turn))[:, :, None])) * sharp[:, :, None]) ** 2)
+def spots(dice: Dice, axis: Array, center: Array, reach: Array, count: int, width: float) -> Array:
+    """Round spots scattered over a disk, [N, P, P] in 0..1; a Gaussian separates, so this too is one product."""
+    turn, far = dice.uniform(count, 0, 2 * np.pi), np.sqrt(dice.uniform(count)) * reach[:, :, 0]
+    scale = 1 / (width * dice.uniform(count, 0.6, 1.3))[:, :, None]
+    columns = np.exp(-np.square((axis - center[:, 0] - (far * np.cos(turn))[:, :, None]) * scale) / 2)
+    rows = np.exp(-np.square((axis - center[:, 1] - (far * np.sin(turn))[:, :, None]) * scale) / 2)
     heights: Array = rows.transpose(0, 2, 1) @ columns
     return step((heights - 0.55) / 0.12)
 
