@@ -96,6 +96,15 @@ def test_counts_of_each_part(make_run: MakeRun) -> None:
     assert all(count.unlabeled is None for count in tables.count_classes(Run(make_run("csda", truth=False))))
 
 
+def test_several_labels_count_each_and_a_bar_in_a_class_name_divides_nothing(
+    make_run: MakeRun, make_multi_label_run: Callable[[], Path]
+) -> None:
+    run = Run(make_multi_label_run())
+    labels = run.labels_of("labeled")
+    assert [count.labeled for count in tables.count_classes(run)] == labels.sum(0).tolist()
+    assert sum(count.labeled for count in tables.count_classes(Run(make_run(classes=("a|b", "a", "b"))))) == 150
+
+
 def test_remarks_name_classes_with_few_test_images(csda_folder: Path) -> None:
     run = Run(csda_folder)
     few = [count.name for count in tables.count_classes(run) if count.test < 10]

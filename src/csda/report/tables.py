@@ -160,7 +160,7 @@ def count_classes(run: Run) -> list[ClassCounts]:
     counts: Counter[tuple[str, str]] = Counter()
     for row in run.split:
         label = run.truth.get(row.id, "") if row.split == "unlabeled" else row.label
-        counts.update((row.split, name) for name in label.split("|"))
+        counts.update((row.split, name) for name in (label.split("|") if run.multi_label else [label]))
     known = bool(run.truth) or count_images(run)["unlabeled"] == 0
     return [
         ClassCounts(
