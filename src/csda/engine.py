@@ -1,15 +1,25 @@
-"""How a step executes."""
+"""How a step executes: eagerly, or on a GPU as one CUDA graph.
+
+A step of these small networks is some hundred kernels of a few microseconds each. Launched one by one they wait for the
+host; captured once and replayed they do not. Capture asks that a step copies nothing to the host and keeps its shapes,
+which is the contract of all methods.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, ParamSpec, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-P = ParamSpec("P")
+from csda.errors import ConfigError
+
 Precision = Literal["float32", "tf32", "bf16"]
+
+_EAGER_STEPS = 3
+"""Real steps before capture, in which cuDNN chooses its kernels and the optimiser makes its state."""
 
 
 class Output(Protocol):
@@ -21,40 +31,136 @@ class Output(Protocol):
     def logs(self) -> dict[str, Tensor]: ...
 
 
+Compute = Callable[..., Output]
+
+
 def choose_device(name: str) -> torch.device:
+    """The device by its name; `auto` is a GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device = {name!r} is unknown; give auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"device = {name!r} is not available here; give auto or cpu")
+    return device
+
+
+def make_optimizer(
+    name: Literal["sgd", "adam"], parameters: list[nn.Parameter], device: torch.device
+) -> torch.optim.Optimizer:
+    """Plain SGD, as the paper has it, or Adam; on a GPU the learning rate is a tensor that a graph can read."""
+    rate = torch.zeros((), device=device) if device.type == "cuda" else 0.0
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, fused=device.type == "cuda")
+    return torch.optim.Adam(parameters, lr=rate, capturable=device.type == "cuda")
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+@dataclass(slots=True)
+class _Program:
+    """One kind of step: the names and sums of its figures and, once captured, its graph and the inputs it reads."""
+
+    names: tuple[str, ...] = ()
+    sums: Tensor | None = None
+    steps: int = 0
+    graph: torch.cuda.CUDAGraph | None = None
+    inputs: tuple[Tensor, ...] = ()
 
 
 class Engine:
-    """Forward, backward and update, one step after the other, with figures summed on the device."""
+    """Forward, backward and update, with the figures summed on the device.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, precision: Precision) -> None:
+    Args:
+        optimizer: updates what the loss reaches.
+        device: where everything lives.
+        precision: float32, tf32 in matrix products and convolutions, or bf16 by autocast.
+        generators: sources of randomness, beside torch's own, that a step draws from.
+        capture: whether to use a CUDA graph; without a GPU steps are always eager.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        precision: Precision = "float32",
+        *,
+        generators: tuple[torch.Generator, ...] = (),
+        capture: bool = True,
+    ) -> None:
         self.optimizer = optimizer
         self.device = device
-        self.bf16 = precision == "bf16"
+        self.precision = precision
+        self.generators = generators
+        self.capture = capture and device.type == "cuda"
+        self.remark: str | None = None
+        """Why steps are eager although a graph was wanted."""
+        self._programs: dict[Compute, _Program] = {}
+        self._current: _Program | None = None
         if device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
-        self._sums: dict[str, Tensor] = {}
-        self._steps = 0
+            torch.backends.cudnn.benchmark = True
+            self._stream = torch.cuda.Stream(device)
 
-    def step(self, compute: Callable[P, Output], *inputs: P.args, **named: P.kwargs) -> None:
-        """Minimise what `compute` returns for these inputs by one update."""
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            output = compute(*inputs, **named)
-        output.loss.backward()
-        self.optimizer.step()
-        for name, value in {"loss": output.loss.detach(), **output.logs}.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._steps += 1
+    def step(self, compute: Compute, *inputs: Tensor) -> None:
+        """Minimise what `compute(*inputs)` returns by one update."""
+        program = self._current = self._programs.setdefault(compute, _Program())
+        if not self.capture:
+            self._execute(program, compute, inputs)
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._stream):
+                if program.graph is None and program.steps >= _EAGER_STEPS:
+                    self._try_capture(program, compute, inputs)
+                if program.graph is None:
+                    self._execute(program, compute, inputs)
+                else:
+                    for ours, given in zip(program.inputs, inputs, strict=True):
+                        ours.copy_(given)
+                    program.graph.replay()
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        program.steps += 1
 
     def figures(self) -> dict[str, float]:
-        """Means of all figures since the last call: the one copy to the host in an epoch."""
-        if not self._sums:
-            return {}
-        means = torch.stack(list(self._sums.values())).double() / self._steps
-        figures = dict(zip(self._sums, means.tolist(), strict=True))
-        self._sums, self._steps = {}, 0
-        return figures
+        """Means over the steps since the last call: the one copy to the host in an epoch."""
+        program = self._current
+        assert program is not None
+        assert program.sums is not None
+        *sums, count = program.sums.tolist()
+        program.sums.zero_()
+        return {name: value / count for name, value in zip(program.names, sums, strict=True)}
+
+    def _execute(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        # Autocast would keep its copies of the weights from one replay to the next.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
+            output = compute(*inputs)
+        output.loss.backward()
+        self.optimizer.step()
+        values = {"loss": output.loss.detach(), **output.logs}
+        figures = torch.stack([*values.values(), torch.ones_like(output.loss)]).double()
+        if program.sums is None:
+            program.names, program.sums = tuple(values), torch.zeros_like(figures)
+        program.sums.add_(figures)
+
+    def _try_capture(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
+        program.inputs = tuple(value.clone() for value in inputs)
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                self._execute(program, compute, program.inputs)
+            program.graph = graph
+        except RuntimeError as error:
+            self.capture = False
+            self.remark = f"steps run eagerly, since capture in a CUDA graph failed: {str(error).splitlines()[0]}"

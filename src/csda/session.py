@@ -28,12 +28,12 @@ from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.data.sampling import shuffled_passes
 from csda.data.splits import label_text, move_to_labeled, read_split, read_truth
 from csda.data.store import open_pixels
-from csda.engine import Engine, choose_device
+from csda.engine import Engine, choose_device, make_optimizer, set_learning_rate
 from csda.errors import ConfigError, DataError
 from csda.evaluate import Floats, Ints, guess_pool, judge_pseudo_labels, predict_pool, score
 from csda.losses import ramp
 from csda.methods import METHODS
-from csda.methods.base import Method, Task
+from csda.methods.base import Method, StepOutput, Task
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.progress import Reporter
@@ -124,9 +124,12 @@ class Session:
         self.method: Method = entry.build(self.task, entry.settings(**config.method_settings)).to(self.device)
         self.model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains).to(self.device)
         trained = [value for value in (*self.model.parameters(), *self.method.parameters()) if value.requires_grad]
-        optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-        self.optimizer = optimizers[self.method.optimizer](trained, config.lr)
-        self.engine = Engine(self.optimizer, self.device, config.precision)
+        self.optimizer = make_optimizer(self.method.optimizer, trained, self.device)
+        generators = (self.parts.labeled.generator,)
+        self.engine = Engine(
+            self.optimizer, self.device, config.precision, generators=generators, capture=config.cuda_graph
+        )
+        self._best: dict[str, Tensor] | None = None
 
     def create_run(self, folder: Path) -> Run:
         dataset, split = self.data.dataset, self.data.split
@@ -148,13 +151,25 @@ class Session:
         self.optimizer.load_state_dict(state["optimizer"])
         return run.metrics[: state["epoch"]], state["best"]
 
-    def state(self) -> dict[str, Any]:
-        """All that the next epoch depends on; every epoch seeds itself, so no generator is among it."""
-        return {
-            "model": self.model.state_dict(),
-            "method": self.method.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+    def save(self, run: Run, epoch: int, best: int) -> None:
+        """The best model and then the checkpoint: all that the next epoch depends on, since each epoch seeds itself."""
+        if self._best is not None:
+            run.write_model(self._best, self.description())
+            self._best = None
+        run.save_checkpoint(
+            {
+                "model": self.model.state_dict(),
+                "method": self.method.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "epoch": epoch,
+                "best": best,
+            }
+        )
+
+    def keep_weights(self) -> None:
+        """Remember what predicts, the student and the head, until the next checkpoint."""
+        state = self.model.state_dict()
+        self._best = {name: value.clone() for name, value in state.items() if not name.startswith("teacher.")}
 
     def begin_epoch(self, epoch: int) -> float:
         """Seed the epoch, so that it is the same after a resume, and set its learning rate."""
@@ -165,21 +180,28 @@ class Session:
         self.model.train()
         decays = sum(epoch - 1 >= share * self.config.epochs for share in self.config.lr_decay_at)
         learning_rate = self.config.lr * self.config.lr_decay**decays
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         return learning_rate
 
-    def sample(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches, as positions in the labeled and the unlabeled part."""
+    def sample(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The epoch's inputs: positions in the labeled and in the unlabeled part, and η of Eq. (19)."""
         config, steps = self.config, self.config.steps_per_epoch
         labeled = shuffled_passes(len(self.parts.labeled), config.batch_size, steps, self._order)
         unlabeled = shuffled_passes(len(self.parts.unlabeled), config.unlabeled_batch_size, steps, self._order)
-        return zip(labeled.to(self.device), unlabeled.to(self.device), strict=True)
+        fraction = torch.arange(1, steps + 1) / steps if config.ramp == "step" else torch.ones(steps)
+        progress = ramp(epoch - 1 + fraction, config.epochs)
+        return zip(*(table.to(self.device) for table in (labeled, unlabeled, progress)), strict=True)
 
-    def progress(self, epoch: int, step: int) -> Tensor:
-        """Eq. (19), by epoch as the paper has it, or by step."""
-        fraction = (step + 1) / self.config.steps_per_epoch if self.config.ramp == "step" else 1.0
-        return torch.tensor(ramp(epoch - 1 + fraction, self.config.epochs), device=self.device)
+    def warm_up(self, labeled: Tensor, unlabeled: Tensor, progress: Tensor) -> StepOutput:
+        """A step on labels alone, in the shape of all steps."""
+        return self.method.warm_up(self.model, self.parts.labeled.batch(labeled))
+
+    def step(self, labeled: Tensor, unlabeled: Tensor, progress: Tensor) -> StepOutput:
+        """A step of the method on the images at these positions."""
+        parts = self.parts
+        return self.method.step(
+            self.model, parts.labeled.batch(labeled), parts.unlabeled.batch(unlabeled), parts.unlabeled, progress
+        )
 
     def evaluate(self, *, guesses: bool) -> tuple[dict[str, float], dict[str, Floats]]:
         """Figures and arrays of this epoch; the pseudo-labels are judged once there are any."""
@@ -195,10 +217,6 @@ class Session:
         if guesses:
             arrays |= {name: value.float().cpu().numpy() for name, value in self.method.history().items()}
         return figures, arrays
-
-    def weights(self) -> dict[str, Tensor]:
-        """What predicts: the student and the head."""
-        return {name: value for name, value in self.model.state_dict().items() if not name.startswith("teacher.")}
 
     def description(self) -> dict[str, str]:
         """What is needed beside the weights to predict, kept in the file with them."""
@@ -253,8 +271,8 @@ class Session:
         return label_text(label, self.data.dataset.classes)
 
     def _frequencies(self) -> Floats:
-        counts = np.array(self.task.class_counts)
-        return (counts / counts.sum()).astype(np.float32)
+        counts = np.array(self.task.class_counts, dtype=np.float32)
+        return np.divide(counts, counts.sum(), dtype=np.float32)
 
     def _environment(self) -> dict[str, Any]:
         dataset = self.data.dataset

@@ -71,27 +71,23 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
 
 
 def fit(session: Session, run: Run, reporter: Reporter) -> Run:
-    """The loop: epochs of steps, each epoch scored, written and checkpointed."""
+    """The loop: epochs of steps, each epoch scored, written and, from time to time, checkpointed."""
     config, parts, model, method, engine = session.config, session.parts, session.model, session.method, session.engine
     rows, best = session.restore(run)
     writer = EventWriter(run.folder, len(rows)) if config.tensorboard else None
     reporter.begin(config.epochs, config.steps_per_epoch, len(rows))
+    saved = time.monotonic()
     for epoch in range(len(rows) + 1, config.epochs + 1):
         started = time.perf_counter()
         warming_up = epoch <= config.warm_up_epochs
         learning_rate = session.begin_epoch(epoch)
-        for step, (labeled_indices, unlabeled_indices) in enumerate(session.sample()):
-            labeled = parts.labeled.batch(labeled_indices)
-            if warming_up:
-                engine.step(method.warm_up, model, labeled)
-            else:
-                unlabeled = parts.unlabeled.batch(unlabeled_indices)
-                engine.step(method.step, model, labeled, unlabeled, parts.unlabeled, session.progress(epoch, step))
+        for inputs in session.sample(epoch):
+            engine.step(session.warm_up if warming_up else session.step, *inputs)
             reporter.step()
         if epoch == config.warm_up_epochs:
             method.begin(model, parts.labeled, parts.unlabeled)
         elif not warming_up:
-            method.end_epoch(model, parts.labeled, parts.unlabeled, session.progress(epoch, config.steps_per_epoch - 1))
+            method.end_epoch(model, parts.labeled, parts.unlabeled)
 
         row = {"epoch": epoch, "lr": learning_rate, **engine.figures()}
         if not np.isfinite(row["loss"]):
@@ -102,11 +98,17 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         rows.append(row)
         if best == 0 or row["val_auc"] > rows[best - 1]["val_auc"]:
             best = epoch
-            run.write_model(session.weights(), session.description())
-        run.save_checkpoint(session.state() | {"epoch": epoch, "best": best})
+            session.keep_weights()
+        if epoch == config.epochs or time.monotonic() - saved >= config.checkpoint_seconds:
+            session.save(run, epoch, best)
+            saved = time.monotonic()
         if writer is not None:
             writer.write(row)
         reporter.epoch(row)
+    if engine.remark is not None:
+        reporter.note(engine.remark)
+    if writer is not None:
+        writer.close()
     run.finish(config.epochs, *session.conclusions(run, rows, best))
     return run
 

@@ -61,7 +61,7 @@ class Method(nn.Module):
         """One step; `progress` grows from 0 to 1 over the training."""
         raise NotImplementedError
 
-    def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool, progress: Tensor) -> None:
+    def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         """Called after each epoch but the labels-only one; may iterate whole sets."""
 
     def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ class Refinement(nn.Module):
             return aligned
         if self.task.multi_label:
             return (aligned > 0.5).to(aligned.dtype)
-        return F.one_hot(aligned.argmax(dim=-1), aligned.shape[-1]).to(aligned.dtype)
+        return torch.zeros_like(aligned).scatter_(-1, aligned.argmax(dim=-1, keepdim=True), 1.0)
 
     def push(self, indices: Tensor, aligned: Tensor) -> None:
         """Offer samples to the queue, Eq. (15) to (17)."""

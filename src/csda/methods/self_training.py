@@ -94,7 +94,7 @@ class SelfTraining(Method):
             },
         )
 
-    def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool, progress: Tensor) -> None:
+    def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         if self.settings.teacher == "ema" and self.settings.teacher_update == "epoch":
             model.update_teacher(self.settings.teacher_momentum)
         if self.refinement.queue is not None and self.settings.refresh == "epoch":
