@@ -315,10 +315,10 @@ def _held_out_targets(
     if budget.unit == "per class":
         return _per_class_targets(dataset, limits, budget)
     wanted = round(budget.amount * whole) if budget.unit == "share" else int(budget.amount)
-    images = sum(len(unit.members) for unit in units)
-    if wanted + keep > images:
-        raise DataError(f"{wanted} images cannot be held out of {images} labeled ones; ask for fewer")
     wanted = max(wanted, sum(limit > 0 for limit in limits.values()))
+    images = sum(len(unit.members) for unit in units)
+    if wanted + keep > images or wanted > sum(limits.values()):
+        raise DataError(f"{wanted} images cannot be held out of {images} labeled ones; ask for fewer, or label more")
     return _proportional_targets(dataset, available, limits, wanted, images), wanted
 
 
@@ -411,9 +411,10 @@ def _draw(
     rarest_first = sorted(carriers, key=lambda stratum: (len(carriers[stratum]), stratum))
     for stratum in rarest_first:
         if need[stratum] == targets[stratum] > 0:
-            free = [number for number in carriers[stratum] if is_free(number)]
-            fitting = (number for number in free if fits(number, stratum))
-            number = next(fitting, min(free, key=lambda number: len(units[number].members), default=None))
+            number = next((n for n in carriers[stratum] if fits(n, stratum) and is_free(n)), None)
+            if number is None:
+                free = (n for n in carriers[stratum] if is_free(n))
+                number = min(free, key=lambda n: len(units[n].members), default=None)
             if number is not None:
                 take(number)
     for stratum in rarest_first:
