@@ -230,8 +230,7 @@ def test_a_few_unreadable_images_are_skipped(tmp_path: Path, decoded: list[str])
         assert all("cannot be decoded" in reason for _, reason in pixels.unreadable)
         assert pixels.readable.tolist() == [False] * 2 + [True] * 198
         assert (pixels.array[:2] == 0).all()
-        assert "2 of 200 images" in pixels.remarks[0]
-        assert str(folder / "001.png") in pixels.remarks[0]
+        assert pixels.remarks == ("2 of 200 images cannot be read and are skipped",)
     assert len(decoded) == 202
     (folder / "000.png").write_bytes(content)
     assert open_pixels(whole, 8, cache=cache).readable.sum() == 199

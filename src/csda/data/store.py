@@ -75,7 +75,8 @@ def open_pixels(
     readable = np.ones(len(array), bool)
     readable[list(failed)] = False
     if unreadable:
-        remarks = (*remarks, _report_unreadable(dataset, unreadable, max_unreadable))
+        refuse_unreadable(dataset, unreadable, max_unreadable)
+        remarks = (*remarks, f"{len(unreadable)} of {len(array)} images cannot be read and are skipped")
     return PixelStore(array, readable, unreadable, remarks)
 
 
@@ -149,15 +150,14 @@ def _drawn_rows(dataset: Dataset, size: int, workers: int) -> Rows:
     return Rows(dataset.name, "drawn", keys, shape, lambda rows: list(draw(rows, size)) if rows else [], workers)
 
 
-def _report_unreadable(dataset: Dataset, unreadable: list[tuple[Record, str]], max_unreadable: float) -> str:
-    """A remark on images that are skipped; refuses the set where there are too many."""
+def refuse_unreadable(dataset: Dataset, unreadable: list[tuple[Record, str]], max_unreadable: float) -> None:
+    """A `DataError` that names images which cannot be read, where they are too many to be skipped."""
     total = len(dataset.records)
+    if len(unreadable) < total and len(unreadable) <= max_unreadable * total:
+        return
     listed = "".join(f"\n  {record.path or record.id}: {reason}" for record, reason in unreadable[:LISTED])
-    if len(unreadable) > LISTED:
-        listed += f"\n  and {len(unreadable) - LISTED} more"
-    count = f"{len(unreadable)} of {total} images of {dataset.root or dataset.name} cannot be read"
-    if len(unreadable) > max_unreadable * total or len(unreadable) == total:
-        raise DataError(
-            f"{count}, and no more than {max_unreadable:.3g} of them may be skipped (max_unreadable):{listed}"
-        )
-    return f"{count} and are skipped:{listed}"
+    more = f"\n  and {len(unreadable) - LISTED} more" if len(unreadable) > LISTED else ""
+    raise DataError(
+        f"{len(unreadable)} of {total} images of {dataset.root or dataset.name} cannot be read, and no more than a "
+        f"share of {max_unreadable:g} may be skipped (max_unreadable):{listed}{more}"
+    )
