@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -153,8 +153,10 @@ class Disk:
         return self._lock(chunk, True)
 
     def write(self, chunk: int, images: Mapping[int, Pixels]) -> None:
-        for position, image in images.items():
-            _write_at(self._pixels, position * image.size, np.ascontiguousarray(image).data.cast("B"))
+        for run in _runs(images):
+            # One write for many rows: the workers wait for the interpreter less often.
+            pixels = np.stack([images[position] for position in run])
+            _write_at(self._pixels, run.start * pixels[0].size, pixels.data.cast("B"))
         self._written.append((chunk, list(images)))
         if time.monotonic() > self._synced + SYNC_SECONDS:
             self.sync()
@@ -163,8 +165,8 @@ class Disk:
         """Mark what was written as done, now that it is safe on the disk, and give its claims back."""
         os.fsync(self._pixels.fileno())
         for chunk, positions in self._written:
-            for position in positions:
-                _write_at(self._done, position, memoryview(b"\1"))
+            for run in _runs(positions):
+                _write_at(self._done, run.start, memoryview(b"\1" * len(run)))
             self._lock(chunk, False)
         self._written = []
         self._synced = time.monotonic()
@@ -227,6 +229,17 @@ def fill(sheet: Memory | Disk, rows: Rows, progress: Progress) -> dict[int, str]
     finally:
         pool.shutdown(cancel_futures=True)
     return failed
+
+
+def _runs(positions: Iterable[int]) -> list[range]:
+    """Ascending positions as ranges without a gap."""
+    runs: list[range] = []
+    for position in positions:
+        if runs and runs[-1].stop == position:
+            runs[-1] = range(runs[-1].start, position + 1)
+        else:
+            runs.append(range(position, position + 1))
+    return runs
 
 
 def _write_at(file: FileIO, offset: int, data: memoryview) -> None:

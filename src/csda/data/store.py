@@ -93,8 +93,7 @@ def available_cores() -> int:
 
 def _file_rows(dataset: Dataset, size: int, channels: int | None, cache: Path, workers: int) -> Rows:
     paths = [record.path for record in dataset.records]
-    keys = [_file_key(path) for path in paths]
-    settings = f"channels {channels or 'by header'}"
+    keys, settings = file_keys(dataset), settings_of(channels)
     if channels is None:
         # A folder with these settings was made after the headers had been read, so where there is one it is the answer.
         made = (c for c in (1, 3) if folder_of(cache, settings, keys, (size, size, c)).is_dir())
@@ -106,6 +105,23 @@ def _file_rows(dataset: Dataset, size: int, channels: int | None, cache: Path, w
     return Rows(f"{dataset.name} {dataset.root}", settings, keys, (size, size, channels), make, workers)
 
 
+def _read(path: Path | None, size: int, channels: int) -> Pixels | str:
+    if path is None:
+        return "has no file"
+    try:
+        return read_image(path, size, channels)
+    except DataError as error:
+        return str(error).removeprefix(f"{path}: ")
+
+
+def settings_of(channels: int | None) -> str:
+    return f"channels {channels or 'by header'}"
+
+
+def file_keys(dataset: Dataset) -> list[bytes]:
+    return [_file_key(record.path) for record in dataset.records]
+
+
 def _file_key(path: Path | None) -> bytes:
     if path is None:
         return digest(b"no file")
@@ -115,15 +131,6 @@ def _file_key(path: Path | None) -> bytes:
         return digest(b"missing", bytes(path.absolute()))
     settings = b"decoding %d, %d bytes, written at %d" % (DECODING, status.st_size, status.st_mtime_ns)
     return digest(settings, bytes(path.absolute()))
-
-
-def _read(path: Path | None, size: int, channels: int) -> Pixels | str:
-    if path is None:
-        return "has no file"
-    try:
-        return read_image(path, size, channels)
-    except DataError as error:
-        return str(error).removeprefix(f"{path}: ")
 
 
 def _all_grey(paths: Sequence[Path | None], workers: int) -> bool:

@@ -1,0 +1,98 @@
+"""What the program's parts cost, measured side by side within one run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from csda.data import load_dataset
+from csda.data.records import Dataset
+from csda.data.store import available_cores, open_pixels
+
+IMAGE_SIZE = 128
+LARGE_SET = 200_000
+
+_OPEN_LARGE_SET = """
+import resource, sys
+from pathlib import Path
+from csda.data import cache, store
+from csda.data.records import Dataset, Record
+
+folder, count, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+records = tuple(Record(f"{n:06d}", folder / f"part-{n % 10}" / f"{n:06d}.png", n % 5) for n in range(count))
+dataset = Dataset("large", tuple("abcde"), records, root=folder)
+keys = store.file_keys(dataset)
+made = cache.folder_of(folder, store.settings_of(3), keys, (size, size, 3))
+made.mkdir(parents=True)
+(made / "done").write_bytes(b"\\1" * count)
+with (made / "pixels").open("wb") as file:
+    file.truncate(count * size * size * 3)
+pixels = store.open_pixels(dataset, size, channels=3, cache=folder)
+assert pixels.array[:: count // 64].sum() == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def bench_data(path: Path, images: int | None = None, repeats: int = 3) -> dict[str, Any]:
+    """Decoding against a plain loop, a warm start, and the memory that a large set takes.
+
+    The plain loop is one thread of Pillow: open, convert, resize, copy. The store does the same with all cores and
+    writes its cache. Both are timed in turn, `repeats` times, after a first pass that brings the files into memory;
+    `speedup` is the median of the ratios. A warm start lists the set and opens its pixels. `images` takes only so many.
+    """
+    dataset = load_dataset(path)
+    dataset = replace(dataset, records=dataset.records[:images])
+    _decode_plainly(dataset)
+    plain_seconds, store_seconds, warm_seconds = [], [], []
+    for _ in range(repeats):
+        plain_seconds.append(_time(lambda: _decode_plainly(dataset)))
+        with tempfile.TemporaryDirectory() as cache:
+            store_seconds.append(_time(lambda: _open(dataset, cache)))
+            warm_seconds.append(_time(lambda: _open(replace(load_dataset(path), records=dataset.records), cache)))
+    return {
+        "images": len(dataset.records),
+        "image_size": IMAGE_SIZE,
+        "cores": available_cores(),
+        "plain_seconds": plain_seconds,
+        "store_seconds": store_seconds,
+        "speedup": median(plain / store for plain, store in zip(plain_seconds, store_seconds, strict=True)),
+        "warm_start_seconds": median(warm_seconds),
+        "large_set_images": LARGE_SET,
+        "large_set_megabytes": measure_large_set(),
+    }
+
+
+def measure_large_set(images: int = LARGE_SET) -> float:
+    """Megabytes resident at most while a set is opened and read here and there; its pixels are a file of holes."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", _OPEN_LARGE_SET, folder, str(images), str(IMAGE_SIZE)]
+        return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _time(action: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def _open(dataset: Dataset, cache: str) -> object:
+    return open_pixels(dataset, IMAGE_SIZE, channels=3, cache=Path(cache))
+
+
+def _decode_plainly(dataset: Dataset) -> object:
+    pixels = np.empty((len(dataset.records), IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
+    for row, record in enumerate(dataset.records):
+        assert record.path is not None
+        with Image.open(record.path) as image:
+            pixels[row] = np.asarray(image.convert("RGB").resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BILINEAR))
+    return pixels
