@@ -1,0 +1,70 @@
+"""Teacher and student."""
+
+from __future__ import annotations
+
+import torch
+
+from csda.models.alexnet import alexnet
+from csda.models.two_stream import TwoStream, probabilities
+
+
+def _model(**options: bool) -> TwoStream:
+    torch.manual_seed(0)
+    return TwoStream(alexnet(32, 3), 4, **options)
+
+
+def test_the_teacher_follows_by_moving_average_statistics_included() -> None:
+    model = _model()
+    with torch.no_grad():
+        for value in model.student.state_dict().values():
+            if value.is_floating_point():
+                value.add_(torch.rand_like(value))
+    before = {name: value.clone() for name, value in model.teacher.state_dict().items()}
+    model.update_teacher(0.9)
+    student = model.student.state_dict()
+    for name, value in model.teacher.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, 0.9 * before[name] + 0.1 * student[name])
+
+
+def test_the_teacher_starts_as_a_copy() -> None:
+    model = _model()
+    images = torch.rand(3, 3, 32, 32)
+    with torch.no_grad():
+        for value in model.student.parameters():
+            value.add_(0.1)
+    model.eval()
+    assert not torch.equal(model(images), model.teach(images))
+    model.start_teacher()
+    assert torch.equal(model(images), model.teach(images))
+
+
+def test_only_student_and_head_are_trained() -> None:
+    model = _model()
+    model(torch.rand(4, 3, 32, 32)).sum().backward()
+    assert all(parameter.grad is not None for parameter in (*model.student.parameters(), *model.head.parameters()))
+    assert all(parameter.grad is None for parameter in model.teacher.parameters())
+
+
+def test_the_teacher_predicts_in_evaluation_mode_unless_told() -> None:
+    assert not _model().train().teacher.training
+    assert _model(teacher_trains=True).train().teacher.training
+    assert not _model(teacher_trains=True).eval().teacher.training
+
+
+def test_a_guess_is_made_in_evaluation_mode_and_leaves_no_trace() -> None:
+    model = _model().train()
+    images = torch.rand(4, 3, 32, 32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second = model.guess(images), model.guess(images)
+    assert torch.equal(first, second)
+    assert not first.requires_grad
+    assert model.student.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_probabilities_are_a_distribution_or_one_a_label() -> None:
+    logits = torch.tensor([[1.0, -1.0, 0.0]])
+    torch.testing.assert_close(probabilities(logits, False).sum(), torch.tensor(1.0))
+    torch.testing.assert_close(probabilities(logits, True), torch.sigmoid(logits))

@@ -1,0 +1,112 @@
+"""Settings: typed, complete, and none that nobody reads."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import csda
+from csda.config import PRESETS, RunConfig, differences, format_config, parse_assignments, read_config
+from csda.errors import ConfigError
+from csda.methods import METHODS
+from csda.training import configure
+
+SOURCE = [path for path in Path(csda.__file__).parent.rglob("*.py") if path.name != "config.py"]
+READ = {
+    node.attr
+    for path in SOURCE
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+}
+
+
+@pytest.mark.parametrize("field", sorted(RunConfig.model_fields))
+def test_every_field_of_the_configuration_is_read_somewhere(field: str) -> None:
+    # The preset acts when the configuration is made; later it only says where the values came from.
+    assert field in READ | {"preset"}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_setting_of_a_method_is_read_somewhere(method: str) -> None:
+    assert set(METHODS[method].settings.model_fields) <= READ
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_presets_fit_every_method_and_survive_the_file(preset: str, method: str, tmp_path: Path) -> None:
+    config = configure({"preset": preset, "method": method})
+    file = tmp_path / "config.toml"
+    file.write_text(format_config(config), encoding="utf-8")
+    assert read_config(file) == config
+
+
+def test_presets_name_only_settings_that_exist() -> None:
+    own = {key for entry in METHODS.values() for key in entry.settings.model_fields}
+    for preset in PRESETS.values():
+        assert set(preset) <= set(RunConfig.model_fields)
+        assert set(preset.get("method_settings", {})) <= own
+
+
+def test_paper_preset_reads_as_the_text_does() -> None:
+    config = configure({"preset": "paper"})
+    assert (config.epochs, config.batch_size, config.image_size) == (256, 128, 128)
+    assert [round(share * config.epochs) for share in config.lr_decay_at] == [50, 125]
+    own = config.method_settings
+    assert (own["refresh"], own["teacher_update"], own["order"]) == ("epoch", "epoch", "train_first")
+    assert (own["temperature"], own["momentum"], own["teacher_momentum"]) == ("adaptive", 0.95, 0.95)
+    assert (own["capacity"], own["gamma"], own["delta"], own["soft"]) == (512, 1.0, 0.25, True)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "named"),
+    [
+        ({"epochs": 0}, "epochs = 0"),
+        ({"epochs": "many"}, "epochs = 'many'"),
+        ({"lr": float("nan")}, "lr = nan"),
+        ({"seed": -1}, "seed = -1"),
+        ({"delta": 1.5}, "delta = 1.5"),
+        ({"gama": 1}, "did you mean gamma"),
+        ({"method": "cdsa"}, "method = 'cdsa'"),
+        ({"preset": "fast"}, "preset = 'fast'"),
+        ({"method": "baseline", "gamma": 1}, "unknown setting 'gamma' for method 'baseline'"),
+        ({"method_settings": {}}, "unknown setting 'method_settings'"),
+        ({"image_size": 30}, "image_size = 30"),
+    ],
+)
+def test_a_wrong_setting_is_named(chosen: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=".") as caught:
+        configure(chosen)
+    assert named in str(caught.value)
+    assert "http" not in str(caught.value)
+
+
+def test_assignments_are_read_as_toml_or_text() -> None:
+    given_text = ["epochs=3", "lr=0.1", "flip=true", "temperature=adaptive", "lr_decay_at=[0.5]", 'source="folder"']
+    assert parse_assignments(given_text) == {
+        "epochs": 3,
+        "lr": 0.1,
+        "flip": True,
+        "temperature": "adaptive",
+        "lr_decay_at": [0.5],
+        "source": "folder",
+    }
+    for wrong in ("epochs", "=3"):
+        with pytest.raises(ConfigError, match="key=value"):
+            parse_assignments([wrong])
+
+
+@given(st.text(max_size=40))
+def test_any_text_survives_the_file(text: str) -> None:
+    import tomllib
+
+    config = RunConfig(data=text)
+    assert tomllib.loads(format_config(config))["data"] == text
+
+
+def test_differences_are_listed_by_name() -> None:
+    ours, theirs = configure({"epochs": 3, "gamma": 0.5}), configure({"epochs": 4})
+    assert differences(ours, theirs) == ["epochs: 4 → 3", "gamma: 1.0 → 0.5"]
