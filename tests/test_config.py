@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,8 @@ def test_paper_preset_reads_as_the_text_does() -> None:
     ],
 )
 def test_a_wrong_setting_is_named(chosen: dict[str, object], named: str) -> None:
-    with pytest.raises(ConfigError, match=".") as caught:
+    with pytest.raises(ConfigError, match=re.escape(named)) as caught:
         configure(chosen)
-    assert named in str(caught.value)
     assert "http" not in str(caught.value)
 
 

@@ -1,9 +1,9 @@
 """`synthetic`: dermoscopy-like lesions that the package draws itself.
 
 Every image is a picture of sixteen traits (size, pigment, network, veil, ...). A class is a typical value of each
-trait; around it the traits of single lesions scatter on the logit scale, so that the classes overlap as melanomas,
-naevi and keratoses do. Skin is rendered as light sees it: melanin and blood absorb each colour by its own measure
-(Beer-Lambert), and what lies above them, scars, scales and veils, scatters and is laid over.
+trait; a lesion lies somewhere on the way from its own class to one that it resembles, so that the classes overlap as
+melanomas, naevi and keratoses do. Skin is rendered as light sees it: melanin and blood absorb each colour by its own
+measure (Beer-Lambert), and what lies above them, scars, scales and veils, scatters and is laid over.
 """
 
 from __future__ import annotations
@@ -47,11 +47,22 @@ TRAITS = {
 }  # fmt: skip
 """The typical value, in 0..1, of each trait in each of `CLASSES`."""
 
-SPREAD = np.array([0.75, 0.40, 0.75, 0.75, 0.75, 0.75, 0.75], np.float32)
-"""Standard deviation of the traits within each class, in logits, at difficulty 1.
+LOOKALIKES = {
+    "MEL": {"NV": 5, "BKL": 3, "VASC": 1, "BCC": 1},
+    "NV": {"MEL": 4, "BKL": 3, "DF": 2, "BCC": 1},
+    "BCC": {"AKIEC": 4, "NV": 2, "BKL": 2, "VASC": 2},
+    "AKIEC": {"BCC": 4, "BKL": 4, "DF": 1, "VASC": 1},
+    "BKL": {"NV": 4, "MEL": 3, "AKIEC": 3},
+    "DF": {"NV": 5, "BCC": 3, "BKL": 2},
+    "VASC": {"BCC": 4, "MEL": 3, "NV": 3},
+}
+"""Which other class a lesion of each class resembles, by weight."""
 
-Naevi scatter least: they are so many that otherwise the odd ones among them would outnumber every rare class.
-"""
+RESEMBLANCE = 0.5
+"""How far, at most and at difficulty 1, a lesion lies on the way from its own class to the one that it resembles."""
+
+SPREAD = 0.35
+"""Standard deviation of every trait around that, in logits."""
 
 WHITE = np.array([0.97, 0.91, 0.88], np.float32)[:, None, None]
 MELANIN = np.array([0.60, 1.00, 1.35], np.float32)[:, None, None]
@@ -129,9 +140,16 @@ class Dice:
 
 
 def draw_traits(dice: Dice, labels: npt.NDArray[np.int64], difficulty: float) -> dict[str, Array]:
-    """Each trait of each lesion, [N, 1, 1] in 0..1: typical of its class plus normal scatter, in logits."""
-    typical = np.array(list(TRAITS.values()), np.float32).T[labels]
-    logits = np.log(typical / (1 - typical)) + difficulty * SPREAD[labels, None] * dice.normal(len(TRAITS))
+    """Each trait of each lesion, [N, 1, 1] in 0..1: between its own class and a look-alike, plus scatter, in logits."""
+    typical = np.array(list(TRAITS.values()), np.float32).T
+    typical = np.log(typical / (1 - typical))
+    weights = np.array([[LOOKALIKES[name].get(other, 0) for other in CLASSES] for name in CLASSES])
+    reached = np.cumsum(weights, axis=1) / weights.sum(axis=1, keepdims=True)
+    lookalikes = (dice.uniform(1) >= reached[labels]).sum(axis=1)
+    share = difficulty * RESEMBLANCE * dice.uniform(1)
+    logits = (
+        (1 - share) * typical[labels] + share * typical[lookalikes] + difficulty * SPREAD * dice.normal(len(TRAITS))
+    )
     values = 1 / (1 + np.exp(-logits))
     return {name: values[:, column, None, None] for column, name in enumerate(TRAITS)}
 
