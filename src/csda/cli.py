@@ -152,6 +152,23 @@ def demo(
     run_demo(out, seed, choose_reporter(quiet))
 
 
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="An experiment in ./experiments, or a TOML file.")],
+    data: Annotated[
+        str | None, typer.Option(help="Folder of images, where the experiment does not draw its own.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Where the table goes.")] = Path("results"),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+) -> None:
+    """Train what is missing of a grid of runs and write its table beside the paper's figures."""
+    from csda.progress import LogReporter
+    from csda.reproduce import reproduce as reproduce_table
+
+    print(reproduce_table(name, data=data, runs=runs, out=out, jobs=jobs, reporter=LogReporter()))
+
+
 @data_app.command("check")
 def data_check(
     data: Annotated[str, typer.Argument(help="Folder of images.")],
