@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from csda.errors import CsdaError
+from csda.errors import CsdaError, DataError
 
 app = typer.Typer(
     help="Few labels, many images, rare classes: semi-supervised classification of medical images.",
@@ -91,6 +91,7 @@ def predict(
     from csda.data.splits import label_text
     from csda.data.tree import scan_images
     from csda.predict import load
+    from csda.runs import write_csv
 
     predictor = load(run)
     paths = [
@@ -98,16 +99,17 @@ def predict(
         for given in images
         for path in ([given / name for name in scan_images(given).images] if given.is_dir() else [given])
     ]
+    if not paths:
+        raise DataError(f"{', '.join(map(str, images))}: no images there; name image files, or folders that hold some")
     probs = predictor.predict(paths)
-    rows = [["image", "predicted", *predictor.classes]]
+    header, rows = ("image", "predicted", *predictor.classes), []
     for path, row in zip(paths, probs, strict=True):
-        present = tuple((row > 0.5).nonzero()[0].tolist()) if predictor.multi_label else int(row.argmax())
+        present = tuple((row >= 0.5).nonzero()[0].tolist()) if predictor.multi_label else int(row.argmax())
         rows.append([str(path), label_text(present, predictor.classes), *(f"{value:.4f}" for value in row)])
     if out is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
     else:
-        with out.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+        write_csv(out, header, rows)
         print(f"{len(paths)} predictions in {out}")
 
 
@@ -216,8 +218,10 @@ def main() -> None:
     except CsdaError as error:
         print(f"csda: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("\ncsda: interrupted; a training goes on with --resume and the same --out", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit) as ending:
+        if isinstance(ending, SystemExit) and ending.code != 130:  # what typer makes of Ctrl-C
+            raise
+        print("\ncsda: interrupted; a training goes on with --resume and its folder as --out", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)

@@ -117,7 +117,7 @@ def resolve(
     """The preset, then what the method's name stands for, then what was chosen, validated together.
 
     `method_settings` is the class of the method's own settings, `method_defaults` what its entry in METHODS fixes
-    among them (`da` is self-training with `align = "da"`).
+    among all settings (`da` is self-training with `align = "da"`, LSSE has a learning rate of its own).
     """
     name = chosen.get("preset", "default")
     if name not in PRESETS:
@@ -125,8 +125,7 @@ def resolve(
     run = dict(PRESETS[name])
     own_fields = method_settings.model_fields
     own = {key: value for key, value in run.pop("method_settings", {}).items() if key in own_fields}
-    own |= method_defaults
-    for key, value in chosen.items():
+    for key, value in {**method_defaults, **chosen}.items():
         if key in RunConfig.model_fields and key != "method_settings":
             run[key] = value
         elif key in own_fields:
@@ -147,10 +146,13 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set {assignment!r} is not of the form key=value")
+        key = key.strip()
+        if key in settings:
+            raise ConfigError(f"{key} is set twice; keep one of {key}={settings[key]} and {assignment}")
         try:
-            settings[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+            settings[key] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            settings[key.strip()] = text.strip()
+            settings[key] = text.strip()
     return settings
 
 

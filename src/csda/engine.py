@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,8 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device = {name!r} is unknown; give auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device = {name!r} is not available here; give auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device = {name!r} does not exist; there are {torch.cuda.device_count()}, counted from 0")
     return device
 
 
@@ -55,6 +57,14 @@ def make_optimizer(
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=rate, fused=device.type == "cuda")
     return torch.optim.Adam(parameters, lr=rate, capturable=device.type == "cuda")
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take up saved state, but for the learning rate: a graph reads the tensor that the optimiser was made with."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

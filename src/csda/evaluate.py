@@ -35,11 +35,8 @@ def guess_pool(
 
 
 def score(probs: Floats, labels: Ints, prefix: str) -> dict[str, float]:
-    """AUC and MCA of one part. Labels [N], or 0/1 [N, K], for which MCA is not defined."""
-    scores = {f"{prefix}_auc": metrics.auc(probs, labels)}
-    if labels.ndim == 1:
-        scores[f"{prefix}_mca"] = metrics.mca(probs, labels)
-    return scores
+    """AUC and MCA of one part, whose labels are [N], or 0/1 [N, K] in a multi-label set."""
+    return {f"{prefix}_auc": metrics.auc(probs, labels), f"{prefix}_mca": metrics.mca(probs, labels)}
 
 
 def judge_pseudo_labels(raw: Floats, aligned: Floats, truth: Ints) -> tuple[dict[str, float], dict[str, Floats]]:

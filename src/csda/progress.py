@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 
 class Reporter:
-    """Says nothing. The base of the others, and what a program that calls `csda.train` gets with `quiet=True`."""
+    """Says nothing. The base of the others, and for programs that call `csda.train` and want silence."""
 
     def __enter__(self) -> Self:
         return self
@@ -71,6 +71,10 @@ class BarReporter(Reporter):
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
+        # A second training starts with bars of its own.
+        for task in self._tasks.values():
+            self.progress.remove_task(task)
+        self._tasks.clear()
         self.progress.start()
         return self
 
@@ -114,3 +118,16 @@ _SHOWN = {"loss", "val_auc", "val_mca", "pseudo_accuracy"}
 def choose_reporter(quiet: bool) -> Reporter:
     """Bars where a person watches, lines where nobody does or quiet is asked for."""
     return LogReporter() if quiet or not sys.stderr.isatty() else BarReporter()
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in its two largest units.
+
+    >>> format_duration(80), format_duration(7), format_duration(5400)
+    ('1 min 20 s', '7 s', '1 h 30 min')
+    """
+    minutes, seconds = divmod(max(1, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,7 +1,8 @@
 """The run folder: the only reader and writer of it.
 
-    config.toml  environment.json  split.csv  truth.csv      written when the run begins
-    metrics.jsonl  history/  model.safetensors  checkpoint.pt  after every epoch, the checkpoint last
+    config.toml  split.csv  truth.csv  environment.json            when the run begins, the environment last
+    history/  metrics.jsonl                                        after every epoch
+    model.safetensors  checkpoint.pt                               from time to time, the checkpoint last
     history.npz  predictions.csv  pseudo_labels.csv  result.json   when it ends, the result last
 
 Each file appears whole or not at all: it is written under a temporary name, synced and renamed. What lies beyond the
@@ -17,8 +18,9 @@ import json
 import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,6 +96,11 @@ class Run:
         return self._json("result.json")
 
     @property
+    def begun(self) -> bool:
+        """Whether all that a run begins with has been written."""
+        return (self.folder / "environment.json").is_file()
+
+    @property
     def finished(self) -> bool:
         return (self.folder / "result.json").is_file()
 
@@ -111,12 +118,11 @@ class Run:
 
     @cached_property
     def split(self) -> list[SplitRow]:
-        rows = self._rows("split.csv")
-        return [SplitRow(row["id"], row["split"], row["label"], row["group"]) for row in rows]
+        return [SplitRow(*cells) for cells in self._lines("split.csv")]
 
     @cached_property
     def truth(self) -> dict[str, str]:
-        return {row["id"]: row["label"] for row in self._rows("truth.csv")} if self._path("truth.csv").is_file() else {}
+        return {cells[0]: cells[1] for cells in self._lines("truth.csv")} if self._path("truth.csv").is_file() else {}
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -125,18 +131,13 @@ class Run:
 
     @cached_property
     def history(self) -> dict[str, Array]:
-        with self._open_archive("history.npz") as archive:
-            return {key: archive[key] for key in archive.files}
+        return self._arrays("history.npz")
 
     @cached_property
     def predictions(self) -> Predictions:
-        rows = list(self._rows("predictions.csv"))
-        return Predictions(
-            [row["id"] for row in rows],
-            np.array([row["split"] for row in rows]),
-            self.encode([row["label"] for row in rows]),
-            np.array([[float(row[name]) for name in self.classes] for row in rows]),
-        )
+        # By position, since a class may be called like one of the first columns.
+        ids, splits, labels, _, *columns = zip(*self._lines("predictions.csv"), strict=True)
+        return Predictions(list(ids), np.array(splits), self.encode(labels), np.array(columns, dtype=np.float64).T)
 
     def labels_of(self, split: str) -> npt.NDArray[np.int64]:
         """Labels of a part of split.csv, in its order."""
@@ -159,19 +160,18 @@ class Run:
         split: Iterable[SplitRow],
         truth: Mapping[str, str],
     ) -> Run:
-        """Begin a run in an empty or new folder; config.toml, which makes it a run, is written last."""
+        """Begin a run in a folder that `require_unused` accepts."""
         folder = Path(folder)
-        if folder.exists() and any(entry for entry in folder.iterdir() if not entry.name.startswith(".")):
-            raise RunError(f"{folder}: not empty; give --resume to go on with the run there, or another --out")
-        with _explained(folder):
+        require_unused(folder)
+        with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        _write_csv(
+        _write(folder / "config.toml", format_config(config))
+        write_csv(
             folder / "split.csv", ("id", "split", "label", "group"), ((r.id, r.split, r.label, r.group) for r in split)
         )
         if truth:
-            _write_csv(folder / "truth.csv", ("id", "label"), truth.items())
+            write_csv(folder / "truth.csv", ("id", "label"), truth.items())
         _write(folder / "environment.json", json.dumps(environment, indent=1, ensure_ascii=False) + "\n")
-        _write(folder / "config.toml", format_config(config))
         return cls(folder)
 
     def check_config(self, config: RunConfig) -> None:
@@ -187,9 +187,9 @@ class Run:
         self, row: Mapping[str, Any], arrays: Mapping[str, Array], rows_before: Sequence[Mapping[str, Any]]
     ) -> None:
         """metrics.jsonl with this epoch's row at its end, and the epoch's arrays."""
-        with _explained(self.folder):
+        with explained(self.folder):
             (self.folder / "history").mkdir(exist_ok=True)
-        _write(self._part(int(row["epoch"])), _npz(arrays))
+        _write(self._path(f"history/{row['epoch']:05d}.npz"), _npz(arrays))
         _write(self._path("metrics.jsonl"), "".join(json.dumps(_finite(line)) + "\n" for line in (*rows_before, row)))
 
     def write_model(self, weights: Mapping[str, Tensor], description: Mapping[str, str]) -> None:
@@ -241,8 +241,7 @@ class Run:
         return state
 
     def epoch_arrays(self, epoch: int) -> dict[str, Array]:
-        with np.load(self._part(epoch)) as archive:
-            return dict(archive)
+        return self._arrays(f"history/{epoch:05d}.npz")
 
     def finish(
         self,
@@ -253,8 +252,8 @@ class Run:
     ) -> None:
         """The files that a finished run has; result.json says that it is one."""
         _write(self._path("history.npz"), _npz(self._merged(epochs)))
-        _write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
-        _write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
+        write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
+        write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
         _write(self._path("result.json"), json.dumps(_finite(result), indent=1) + "\n")
         shutil.rmtree(self.folder / "history", ignore_errors=True)
 
@@ -271,9 +270,6 @@ class Run:
     def _path(self, name: str) -> Path:
         return self.folder / name
 
-    def _part(self, epoch: int) -> Path:
-        return self.folder / "history" / f"{epoch:05d}.npz"
-
     def _json(self, name: str) -> dict[str, Any]:
         path = self._path(name)
         try:
@@ -284,28 +280,41 @@ class Run:
             raise RunError(f"{path}: not JSON ({error}); restore it or run the training anew") from None
         return content
 
-    def _rows(self, name: str) -> Iterator[dict[str, str]]:
+    def _lines(self, name: str) -> Iterator[list[str]]:
+        """The cells of each line of a CSV below its header."""
         path = self._path(name)
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                yield from csv.DictReader(file)
+                lines = csv.reader(file)
+                next(lines, None)
+                yield from lines
         except FileNotFoundError:
             raise RunError(f"{path}: missing; {self._way_out()}") from None
 
-    @contextmanager
-    def _open_archive(self, name: str) -> Iterator[Any]:
+    def _arrays(self, name: str) -> dict[str, Array]:
         path = self._path(name)
         try:
-            archive = np.load(path)
+            with np.load(path) as archive:
+                return dict(archive)
         except FileNotFoundError:
             raise RunError(f"{path}: missing; {self._way_out()}") from None
-        except (ValueError, zipfile.BadZipFile) as error:
+        except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
             raise RunError(f"{path}: damaged ({error}); restore it or run the training anew") from None
-        with archive:
-            yield archive
 
     def _way_out(self) -> str:
         return f"the run has not finished: `csda train --out {self.folder} --resume` goes on with it"
+
+
+def require_unused(folder: Path) -> None:
+    """Refuse a folder with anything in it, but for what was left of a run that was cut off while it began."""
+    with explained(folder):
+        occupied = folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir())
+    if not occupied:
+        return
+    if not (folder / "config.toml").is_file():
+        raise RunError(f"{folder}: not empty, and no run; give another --out")
+    if Run(folder).begun:
+        raise RunError(f"{folder}: holds a run; give --resume to go on with it, or another --out")
 
 
 def _npz(arrays: Mapping[str, Array]) -> bytes:
@@ -319,7 +328,7 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
 
 
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(header)
@@ -330,12 +339,17 @@ def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
 def _write(path: Path, content: str | bytes) -> None:
     """Write a file so that it is whole or absent, also after a crash or a full disk."""
     temporary = path.with_name(f".{path.name}.writing")
-    with _explained(path):
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+    with explained(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -344,16 +358,11 @@ def _write(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Say what the operating system refused, and what to do about it."""
     try:
         yield
     except OSError as error:
-        remedy = (
-            "free some space"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else "make it writable, or give another --out"
-        )
-        raise RunError(
-            f"{path}: {(error.strerror or str(error)).lower()}; {remedy}, then go on with --resume"
-        ) from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space, then go on with --resume" if full else "make it writable, or give another --out"
+        raise RunError(f"{path}: {(error.strerror or str(error)).lower()}; {remedy}") from None

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +29,19 @@ from csda.data.augment import Augmentation
 from csda.data.batches import ImagePool
 from csda.data.parts import open_parts
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
-from csda.data.sampling import shuffled_passes
+from csda.data.sampling import bilateral_draws, shuffled_passes
 from csda.data.splits import label_text, move_to_labeled, read_split, read_truth
 from csda.data.store import open_pixels
-from csda.engine import Engine, choose_device, make_optimizer, set_learning_rate
+from csda.engine import Engine, choose_device, make_optimizer, restore_optimizer, set_learning_rate
 from csda.errors import ConfigError, DataError
 from csda.evaluate import Floats, Ints, guess_pool, judge_pseudo_labels, predict_pool, score
 from csda.losses import ramp
-from csda.methods import METHODS
-from csda.methods.base import Method, StepOutput, Task
+from csda.methods import METHODS, build_method
+from csda.methods.base import StepOutput, Task
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
-from csda.progress import Reporter
-from csda.runs import Run, SplitRow
+from csda.progress import Reporter, format_duration
+from csda.runs import Run, SplitRow, explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,15 @@ class Session:
         counts = (
             self.labeled_labels.sum(0) if dataset.multi_label else np.bincount(self.labeled_labels, minlength=classes)
         )
-        self.task = Task(classes, dataset.multi_label, tuple(counts.tolist()))
+        self.task = Task(
+            classes,
+            dataset.multi_label,
+            tuple(counts.tolist()),
+            num_labeled=len(split.labeled),
+            num_unlabeled=len(split.unlabeled),
+            image_size=config.image_size,
+            channels=data.pixels.shape[-1],
+        )
 
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -109,29 +121,40 @@ class Session:
         self.parts = open_parts(
             dataset, data.pixels, split, self.device, Augmentation(config.rotation, config.translation, config.flip)
         )
-        torch.manual_seed(_seed(config.seed, 0))
+        if np.isnan(metrics.auc(np.zeros((len(self.val_labels), classes)), self.val_labels)):
+            raise DataError(
+                f"{dataset.name}: the validation images are all of one class, so no AUC can tell the best epoch; "
+                "give a split that has others there, too"
+            )
         if config.prior_correction == "labeled" and self.task.multi_label:
             raise ConfigError(
                 "prior_correction = 'labeled' divides a softmax, and a multi-label set has none; leave it at 'none'"
             )
-        entry = METHODS[config.method]
-        if entry.uses_unlabeled and not split.unlabeled:
+        if METHODS[config.method].uses_unlabeled and not split.unlabeled:
             raise DataError(
                 f"{dataset.name}: no unlabeled images for method {config.method!r}; "
                 "keep only some labels with --labels, or train the method 'baseline'"
             )
-        encoder = build_encoder(config.backbone, config.image_size, data.pixels.shape[-1], config.dropout)
-        self.method: Method = entry.build(self.task, entry.settings(**config.method_settings)).to(self.device)
+        torch.manual_seed(_seed(config.seed, 0))
+        encoder = build_encoder(config.backbone, config.image_size, self.task.channels, config.dropout)
+        self.method = build_method(config.method, self.task, config.method_settings).to(self.device)
         model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains)
         # Pixels lie in memory as rows of colours, and convolutions are faster when activations do, too.
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._start_engine()
+        self._best: dict[str, Tensor] = {}
+        self._best_is_written = False
+
+    def _start_engine(self) -> None:
         trained = [value for value in (*self.model.parameters(), *self.method.parameters()) if value.requires_grad]
         self.optimizer = make_optimizer(self.method.optimizer, trained, self.device)
-        generators = (self.parts.labeled.generator,)
         self.engine = Engine(
-            self.optimizer, self.device, config.precision, generators=generators, capture=config.cuda_graph
+            self.optimizer,
+            self.device,
+            self.config.precision,
+            generators=(self.parts.labeled.generator,),
+            capture=self.config.cuda_graph,
         )
-        self._best: dict[str, Tensor] | None = None
 
     def create_run(self, folder: Path) -> Run:
         dataset, split = self.data.dataset, self.data.split
@@ -150,28 +173,63 @@ class Session:
             return [], 0
         self.model.load_state_dict(state["model"])
         self.method.load_state_dict(state["method"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_optimizer(self.optimizer, state["optimizer"])
+        # The file of the best model may be ahead of the checkpoint.
+        self._best = state["best_weights"]
+        self._write_best(run)
         return run.metrics[: state["epoch"]], state["best"]
 
     def save(self, run: Run, epoch: int, best: int) -> None:
         """The best model and then the checkpoint: all that the next epoch depends on, since each epoch seeds itself."""
-        if self._best is not None:
-            run.write_model(self._best, self.description())
-            self._best = None
+        if not self._best_is_written:
+            self._write_best(run)
         run.save_checkpoint(
             {
                 "model": self.model.state_dict(),
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
+                "best_weights": self._best,
                 "epoch": epoch,
                 "best": best,
             }
         )
 
     def keep_weights(self) -> None:
-        """Remember what predicts, the student and the head, until the next checkpoint."""
+        """Remember what predicts, the student and the head."""
         state = self.model.state_dict()
         self._best = {name: value.clone() for name, value in state.items() if not name.startswith("teacher.")}
+        self._best_is_written = False
+
+    def _write_best(self, run: Run) -> None:
+        run.write_model(self._best, self.description())
+        self._best_is_written = True
+
+    def announce(self, run: Run, epochs_done: int) -> str:
+        """What is about to happen, where, and how long it takes; the time is told where no GPU makes it short."""
+        config, left = self.config, self.config.epochs - epochs_done
+        place = "No GPU" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+        epochs = f"{left} of {config.epochs} epochs left" if epochs_done else f"{left} epochs"
+        size = f"{config.steps_per_epoch} steps on {config.image_size}×{config.image_size} images"
+        time_needed = f", about {format_duration(left * self._epoch_seconds())}" if self.device.type == "cpu" else ""
+        return f"{place}: preset {config.preset}, {epochs} of {size}{time_needed}; the run is in {run.folder}"
+
+    def _epoch_seconds(self) -> float:
+        """Measured on copies of model and method, and on some of the images, so that nothing of the run changes."""
+        rehearsal, size, parts = copy(self), self.config.eval_batch_size, self.parts
+        rehearsal.model, rehearsal.method = deepcopy((self.model, self.method))
+        few = ImagePool(parts.unlabeled.pixels[:size], parts.unlabeled.augmentation, parts.unlabeled.generator)
+        rehearsal.parts = replace(parts, unlabeled=few)
+        rehearsal._start_engine()
+        rehearsal.begin_epoch(1)
+        rehearsal.method.begin(rehearsal.model, parts.labeled, few)
+        durations = []
+        for inputs in islice(rehearsal.sample(1), 8):
+            durations.append(_seconds(rehearsal.engine.step, rehearsal.step, *inputs))
+            if sum(durations) > 0.5:
+                break
+        val = ImagePool(parts.val.pixels[:size], parts.val.augmentation, parts.val.generator)
+        evaluated = (len(parts.val) + len(parts.test) + len(parts.unlabeled)) / len(val)
+        return self.config.steps_per_epoch * min(durations) + evaluated * _seconds(rehearsal._predict, val)
 
     def begin_epoch(self, epoch: int) -> float:
         """Seed the epoch, so that it is the same after a resume, and set its learning rate."""
@@ -188,10 +246,12 @@ class Session:
     def sample(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The epoch's inputs: positions in the labeled and in the unlabeled part, and η of Eq. (19)."""
         config, steps = self.config, self.config.steps_per_epoch
-        labeled = shuffled_passes(len(self.parts.labeled), config.batch_size, steps, self._order)
-        unlabeled = shuffled_passes(len(self.parts.unlabeled), config.unlabeled_batch_size, steps, self._order)
         fraction = torch.arange(1, steps + 1) / steps if config.ramp == "step" else torch.ones(steps)
         progress = ramp(epoch - 1 + fraction, config.epochs)
+        labeled = shuffled_passes(len(self.parts.labeled), config.batch_size, steps, self._order)
+        if self.method.sampling == "bilateral":
+            labeled = bilateral_draws(labeled, torch.from_numpy(self.labeled_labels), progress, self._order)
+        unlabeled = shuffled_passes(len(self.parts.unlabeled), config.unlabeled_batch_size, steps, self._order)
         return zip(*(table.to(self.device) for table in (labeled, unlabeled, progress)), strict=True)
 
     def warm_up(self, labeled: Tensor, unlabeled: Tensor, progress: Tensor) -> StepOutput:
@@ -243,7 +303,7 @@ class Session:
             for part, records in (("val", split.val), ("test", split.test))
             for record, probs in zip(records, arrays[f"{part}_probs"], strict=True)
         ]
-        self.model.load_state_dict(run.read_weights()[0], strict=False)
+        self.model.load_state_dict(self._best, strict=False)
         unlabeled = self._predict(self.parts.unlabeled) if split.unlabeled else ()
         pseudo_labels = [
             [record.id, self._choice(probs), *_digits(probs[[probs.argmax()]]), *_digits(probs)]
@@ -269,12 +329,13 @@ class Session:
         return probs
 
     def _choice(self, probs: Floats) -> str:
-        label = tuple(np.flatnonzero(probs > 0.5).tolist()) if self.task.multi_label else int(probs.argmax())
+        label = tuple(np.flatnonzero(probs >= 0.5).tolist()) if self.task.multi_label else int(probs.argmax())
         return label_text(label, self.data.dataset.classes)
 
     def _frequencies(self) -> Floats:
         counts = np.array(self.task.class_counts, dtype=np.float32)
-        return np.divide(counts, counts.sum(), dtype=np.float32)
+        frequencies: Floats = counts / counts.sum()
+        return frequencies
 
     def _environment(self) -> dict[str, Any]:
         dataset = self.data.dataset
@@ -282,7 +343,7 @@ class Session:
         return {
             "csda": csda.__version__,
             "commit": _commit(),
-            "command": " ".join(["csda", *sys.argv[1:]]),
+            "command": shlex.join(["csda", *sys.argv[1:]]),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -307,16 +368,20 @@ class EventWriter:
     def __init__(self, folder: Path, epochs_done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epochs_done + 1)
+        self._folder = folder / "tensorboard"
+        with explained(self._folder):
+            self._writer = SummaryWriter(str(self._folder), purge_step=epochs_done + 1)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        for name, value in row.items():
-            if isinstance(value, float) and np.isfinite(value):
-                self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])
-        self._writer.flush()
+        with explained(self._folder):
+            for name, value in row.items():
+                if isinstance(value, float) and np.isfinite(value):
+                    self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])
+            self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        with explained(self._folder):
+            self._writer.close()
 
 
 def _seed(seed: int, epoch: int) -> int:
@@ -330,12 +395,25 @@ def _digits(probs: Floats) -> list[str]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    """Of the figures that are defined; one that is not is NaN, or None once it has been read from a file."""
+    known = [value for value in values if value is not None and not np.isnan(value)]
     return sum(known) / len(known) if known else None
 
 
 def _commit() -> str | None:
     """The commit of a source checkout that the package runs from, if it does."""
-    here = Path(__file__).parent
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    here = Path(__file__).resolve().parent
+    command = ["git", "rev-parse", "--show-toplevel", "HEAD"]
+    try:
+        found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    # Installed packages may lie inside somebody else's checkout.
+    top, _, commit = found.stdout.strip().partition("\n")
+    return commit if commit and Path(top).resolve() == here.parent.parent else None
+
+
+def _seconds(function: Callable[..., object], *arguments: object) -> float:
+    started = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - started

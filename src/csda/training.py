@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from csda.config import RunConfig, resolve
+from csda.engine import choose_device
 from csda.errors import ConfigError, RunError
 from csda.methods import METHODS
+from csda.models.backbones import build_encoder
 from csda.progress import Reporter, choose_reporter
-from csda.runs import Run
+from csda.runs import Run, require_unused
 from csda.session import EventWriter, Session, prepare_data
 
 
@@ -40,21 +42,29 @@ def train(
     chosen = {
         key: str(value) if isinstance(value, Path) else value for key, value in choices.items() if value is not None
     }
-    chosen |= settings or {}
+    settings = settings or {}
+    if twice := chosen.keys() & settings.keys():
+        raise ConfigError(f"{', '.join(sorted(twice))} is given twice, by itself and among the settings; keep one")
+    chosen |= settings
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     with reporter or choose_reporter(quiet=False) as reporter:
         if resume and out is not None and (Path(out) / "config.toml").is_file():
             run = Run(out)
-            run.check_config(configure(_flat(run.settings, chosen) | chosen))
+            config = configure(_flat(run.settings, chosen) | chosen)
+            run.check_config(config)
             if run.finished:
                 reporter.note(f"{run.folder}: this run has already finished")
                 return run
-            return fit(Session(run.settings, prepare_data(run.settings, run, reporter)), run, reporter)
-        config = configure(chosen)
+            if run.begun:
+                return fit(Session(config, prepare_data(config, run, reporter)), run, reporter)
+        else:
+            config = configure(chosen)
+        folder = Path(out) if out is not None else unused_folder(config)
+        require_unused(folder)
+        require_possible(config)
         session = Session(config, prepare_data(config, None, reporter))
-        run = session.create_run(Path(out) if out is not None else unused_folder(config))
-        return fit(session, run, reporter)
+        return fit(session, session.create_run(folder), reporter)
 
 
 def configure(chosen: Mapping[str, Any]) -> RunConfig:
@@ -70,10 +80,19 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
     return resolve(basis | dict(chosen), entry.settings, entry.defaults)
 
 
+def require_possible(config: RunConfig) -> None:
+    """Refuse a device or a network that cannot be had, before images are decoded for it."""
+    choose_device(config.device)
+    with torch.device("meta"):
+        build_encoder(config.backbone, config.image_size, channels=3, dropout=config.dropout)
+
+
 def fit(session: Session, run: Run, reporter: Reporter) -> Run:
     """The loop: epochs of steps, each epoch scored, written and, from time to time, checkpointed."""
     config, parts, model, method, engine = session.config, session.parts, session.model, session.method, session.engine
     rows, best = session.restore(run)
+    if len(rows) < config.epochs:
+        reporter.note(session.announce(run, len(rows)))
     writer = EventWriter(run.folder, len(rows)) if config.tensorboard else None
     reporter.begin(config.epochs, config.steps_per_epoch, len(rows))
     saved = time.monotonic()
@@ -89,11 +108,13 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         elif not warming_up:
             method.end_epoch(model, parts.labeled, parts.unlabeled)
 
-        row = {"epoch": epoch, "lr": learning_rate, **engine.figures()}
-        if not np.isfinite(row["loss"]):
-            raise RunError(f"the loss is not finite in epoch {epoch}; give a lower lr than {config.lr} with --set lr=…")
         figures, arrays = session.evaluate(guesses=not warming_up)
-        row |= {**figures, "seconds": time.perf_counter() - started}
+        row = {"epoch": epoch, "lr": learning_rate, **engine.figures(), **figures}
+        row["seconds"] = time.perf_counter() - started
+        if not np.isfinite([row["loss"], arrays["val_probs"].sum()]).all():
+            raise RunError(
+                f"NaN or infinite loss in epoch {epoch}; give a lower lr than {config.lr}, and another --out"
+            )
         run.write_epoch(row, arrays, rows)
         rows.append(row)
         if best == 0 or row["val_auc"] > rows[best - 1]["val_auc"]:
@@ -110,7 +131,7 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
     if writer is not None:
         writer.close()
     run.finish(config.epochs, *session.conclusions(run, rows, best))
-    return run
+    return Run(run.folder)
 
 
 def unused_folder(config: RunConfig) -> Path:
