@@ -1,0 +1,189 @@
+"""What the documentation says is so: links lead somewhere, code runs, commands exist, generated pages are current."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib.util
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import typer.main
+
+from csda.cli import app
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
+
+FENCE = re.compile(r"^(?P<marker><!-- run -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+def _named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _blocks(page: Path, language: str) -> list[tuple[str, bool]]:
+    """The fenced blocks of a language, and whether each is marked to be run."""
+    found = FENCE.finditer(page.read_text(encoding="utf-8"))
+    return [(match["code"], bool(match["marker"])) for match in found if match["language"] == language]
+
+
+def _run(page: Path) -> dict[str, Any]:
+    """Run the marked blocks of a page one after the other, in one namespace: sessions as doctests, programs as such."""
+    names: dict[str, Any] = {"__name__": "docs"}
+    for code, marked in _blocks(page, "python"):
+        if marked and code.startswith(">>>"):
+            runner, said = doctest.DocTestRunner(), io.StringIO()
+            test = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), 0)
+            failed = runner.run(test, out=said.write, clear_globs=False).failed
+            names |= test.globs
+            assert not failed, said.getvalue()
+        elif marked:
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(code, str(page), "exec"), names)
+    return names
+
+
+RUNNABLE = [page for page in PAGES if any(marked for _, marked in _blocks(page, "python"))]
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=_named)
+def test_marked_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    assert _run(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_named)
+def test_links_lead_somewhere(page: Path) -> None:
+    for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        target, _, anchor = match["target"].partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        place = page.parent / target if target else page
+        assert place.exists(), f"{match['target']} does not exist"
+        if anchor:
+            assert anchor in _anchors(place), f"{match['target']}: no such heading"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Headings as the addresses that GitHub gives them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    """Every `csda …` of the pages: the lines of shell blocks, and code within sentences."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        lines = [
+            line
+            for language in ("sh", "bash", "console")
+            for code, _ in _blocks(page, language)
+            for line in code.splitlines()
+        ]
+        lines += re.findall(r"`(csda [^`]+)`", FENCE.sub("", text))
+        for line in lines:
+            command = line.partition("  #")[0].removeprefix("$ ").strip()
+            if command.startswith("csda "):
+                yield _named(page), command
+
+
+COMMANDS = sorted(set(_commands()))
+
+
+def _refusal(command: str) -> str | None:
+    """Why the command line would not take these words; None where it would. Nothing is executed."""
+    words = [word for word in shlex.split(command)[1:] if word != "…"]
+    current: Any = typer.main.get_command(app)
+    while hasattr(current, "commands"):
+        if not words or words[0].startswith("-"):
+            return None if "--help" in words else f"{command}: no command is named"
+        name = words.pop(0)
+        if "|" in name:
+            unknown = [each for each in name.split("|") if each not in current.commands]
+            return f"{command}: no command {unknown[0]}" if unknown else None
+        if name not in current.commands:
+            return f"{command}: no command {name}"
+        current = current.commands[name]
+    options = {flag for parameter in current.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        if word.startswith("-") and word.partition("=")[0] not in options | {"--help"}:
+            return f"{command}: no option {word}"
+    return None
+
+
+def test_the_pages_name_commands() -> None:
+    assert len(COMMANDS) > 20
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_commands_exist_with_their_options(page: str, command: str) -> None:
+    assert _refusal(command) is None
+
+
+@pytest.mark.parametrize(
+    "command", ["csda trian", "csda train --labls 300", "csda data chek x", "csda train|reprodduce"]
+)
+def test_the_check_of_commands_refuses_what_it_should(command: str) -> None:
+    assert _refusal(command) is not None
+
+
+# --- generated pages and pictures -----------------------------------------------------------------------------------
+
+
+def _generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "reference" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["cli.md", "settings.md"])
+def test_generated_pages_are_current(name: str) -> None:
+    written = (DOCS / "reference" / name).read_text(encoding="utf-8")
+    assert written == _generator().PAGES[name](), "run `python docs/reference/generate.py`"
+
+
+def test_pictures_are_current() -> None:
+    from csda.report import explain
+
+    def words(svg: str) -> list[str]:
+        return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+    folder = DOCS / "explanation" / "pictures"
+    assert {path.stem for path in folder.iterdir()} == set(explain.PICTURES)
+    for name in explain.PICTURES:
+        drawn = explain.render(name)
+        assert drawn == explain.render(name), f"{name} differs from one drawing to the next"
+        # Another matplotlib draws other paths, so the words and numbers are compared.
+        written = words((folder / f"{name}.svg").read_text(encoding="utf-8"))
+        assert written == words(drawn), "run `python -m csda.report.explain docs/explanation/pictures`"
+        assert len(written) > 10
+
+
+def test_the_text_and_its_pictures_have_the_same_numbers() -> None:
+    from csda.report import explain
+
+    names = _run(DOCS / "explanation" / "method.md")
+    assert torch.equal(names["labeled"], explain.LABELED)
+    assert torch.equal(names["unlabeled"], explain.UNLABELED)
+    assert torch.equal(names["guess"][0], explain.GUESS)
+    for shown, drawn in zip(
+        (names["labeled_marginal"], names["unlabeled_marginal"]), explain.agnostic_marginals(), strict=True
+    ):
+        torch.testing.assert_close(shown, drawn)
