@@ -63,6 +63,18 @@ def test_marked_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert _run(page)
 
 
+def test_the_loop_of_ones_own_is_short_and_learns() -> None:
+    page = DOCS / "how-to" / "own-loop.md"
+    assert len(_blocks(page, "python")[0][0].splitlines()) <= 25
+    torch.manual_seed(0)
+    names = _run(page)
+    queued, truth = names["queue"].counts(), names["labels"].repeat(60)
+    assert queued.min() > 20
+    # The rarest class is a fifteenth of the pool; the queue holds a larger share of it.
+    assert queued[2] / queued.sum() > 0.1
+    assert (names["model"](names["pool"]).argmax(-1) == truth).float().mean() > 0.7
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_links_lead_somewhere(page: Path) -> None:
     for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):

@@ -1,0 +1,211 @@
+"""Writes cli.md and settings.md from the code; a test checks that they are current.
+
+python docs/reference/generate.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import typer.main
+
+from csda.cli import app
+from csda.config import PRESETS, RunConfig, Settings
+from csda.methods import METHODS
+
+NOTE = "<!-- Written by docs/reference/generate.py. Change the code, then run it. -->"
+
+
+def render_cli() -> str:
+    """Every command with its arguments and options."""
+    lines = [
+        "# Commands",
+        "",
+        NOTE,
+        "",
+        "A mistake that you can mend ends with one line that names it and exit code 2, Ctrl-C with 130.",
+        "`csda data check` ends with 1 when something would stop a training.",
+        "",
+    ]
+    for name, command in _commands("csda", typer.main.get_command(app)):
+        arguments = [each for each in command.params if each.param_type_name == "argument"]
+        words = [_word(each) for each in arguments]
+        lines += [
+            f"## `{name}`",
+            "",
+            command.help.strip(),
+            "",
+            "```sh",
+            " ".join([name, *words, "[OPTIONS]"]),
+            "```",
+            "",
+        ]
+        rows = [(f"`{each.name.upper()}`", _sentence(each.help)) for each in arguments]
+        rows += [
+            (
+                ", ".join(f"`{flag}`" for flag in each.opts) + (f" `{each.metavar}`" if each.metavar else ""),
+                _sentence(each.help) + _default(each),
+            )
+            for each in command.params
+            if each.param_type_name == "option" and each.name != "help"
+        ]
+        lines += [*_table(("", "meaning"), rows), ""] if rows else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def render_settings() -> str:
+    """The settings that every method has, those of the methods, and what the presets change."""
+    lines = [
+        "# Settings",
+        "",
+        NOTE,
+        "",
+        "All of these can be given with `--set key=value`; an unknown key or a value out of range is refused. Those of",
+        "the first table belong to every method. `csda methods NAME` prints the settings of one method.",
+        "A run folder's `config.toml` holds them all.",
+        "",
+        "## Of every run",
+        "",
+        *_settings(RunConfig),
+        "",
+        "## Of methods",
+        "",
+        "A method has the settings of its own section and of those that it names.",
+        "",
+    ]
+    for settings in _classes():
+        users = [name for name, entry in METHODS.items() if entry.settings is settings]
+        parents = [f"[{_title(each)}](#{_title(each).lower()})" for each in _bases(settings)]
+        users = [f"Methods: {', '.join(f'`{name}`' for name in users)}."] if users else []
+        parents = [f"Further settings: {', '.join(parents)}."] if parents else []
+        heading = [" ".join([*users, *parents]), ""] if users else []
+        lines += [f"### {_title(settings)}", "", *heading, *_settings(settings), ""]
+    lines += ["## Methods", "", "What each is, and what its name fixes among the settings above.", ""]
+    methods = [
+        (f"`{name}`", entry.summary, entry.paper, _assignments(entry.defaults.items()))
+        for name, entry in METHODS.items()
+    ]
+    lines += [*_table(("method", "what it is", "paper", "stands for"), methods), "", "## Presets", ""]
+    lines += [
+        "A preset changes defaults; a setting that the method does not have is left out. Without a GPU the preset is",
+        "`quick` unless told otherwise, with one `default`.",
+        "",
+    ]
+    changes = [(f"`{name}`", _assignments(_flat(preset)) or "the defaults above") for name, preset in PRESETS.items()]
+    return "\n".join([*lines, *_table(("preset", "changes"), changes)]) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"cli.md": render_cli, "settings.md": render_settings}
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for word, each in command.commands.items():
+        yield from _commands(f"{name} {word}", each)
+
+
+def _word(argument: Any) -> str:
+    """An argument as usage lines write it."""
+    word = argument.name.upper() + (" …" if argument.nargs == -1 else "")
+    return word if argument.required else f"[{word}]"
+
+
+def _default(option: Any) -> str:
+    """The default, where the help does not tell it."""
+    value = option.default
+    if value is None or value is False or callable(value) or "[default" in (option.help or ""):
+        return ""
+    return f" Default: `{value}`."
+
+
+def _sentence(text: str | None) -> str:
+    return (text or "").replace("  [default:", " [default:").replace("|", "\\|")
+
+
+def _classes() -> list[type[Settings]]:
+    """The settings classes of all methods with fields of their own, parents first."""
+    found: dict[type[Settings], None] = {}
+    for entry in METHODS.values():
+        for settings in reversed(entry.settings.__mro__):
+            if issubclass(settings, Settings) and _own(settings):
+                found[settings] = None
+    return list(found)
+
+
+def _bases(settings: type[Settings]) -> list[type[Settings]]:
+    return [base for base in settings.__mro__[1:] if issubclass(base, Settings) and _own(base)]
+
+
+def _own(settings: type) -> list[str]:
+    """The fields that a class adds to its parents, or changes."""
+    if not issubclass(settings, Settings):
+        return []
+    return [key for key in settings.model_fields if key in settings.__annotations__]
+
+
+def _title(settings: type[Settings]) -> str:
+    return settings.__name__.removesuffix("Settings")
+
+
+def _settings(settings: type[Settings]) -> list[str]:
+    rows = []
+    for key in _own(settings):
+        field = settings.model_fields[key]
+        if key != "method_settings":
+            default = "–" if field.default is None else f"`{_value(field.default)}`"
+            rows.append((f"`{key}`", default, _values(field), (field.description or "").replace("|", "\\|")))
+    return _table(("setting", "default", "values", "meaning"), rows)
+
+
+def _values(field: Any) -> str:
+    """The type in words, the choices, and the bounds."""
+    limits = []
+    for each in field.metadata:
+        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
+            if hasattr(each, name):
+                limits.append(f"{sign} {_value(getattr(each, name))}")
+    return ", ".join([" or ".join(_kinds(field.annotation)), *limits])
+
+
+def _kinds(annotation: Any) -> list[str]:
+    if annotation is type(None) or annotation is Ellipsis:
+        return []
+    if get_origin(annotation) is Literal:
+        return [f"`{choice}`" for choice in get_args(annotation)]
+    if get_origin(annotation) is tuple:
+        return ["list of numbers"]
+    if get_origin(annotation) is not None or get_args(annotation):
+        return [kind for part in get_args(annotation) for kind in _kinds(part)]
+    return [{int: "integer", float: "number", str: "text", bool: "`true` or `false`"}.get(annotation, str(annotation))]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(each) for each in value)}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _assignments(settings: Iterable[tuple[str, Any]]) -> str:
+    return ", ".join(f"`{key} = {_value(value)}`" for key, value in settings)
+
+
+def _flat(preset: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in preset.items() if key != "method_settings"] + list(
+        preset.get("method_settings", {}).items()
+    )
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines]
+
+
+if __name__ == "__main__":
+    for name, render in PAGES.items():
+        (Path(__file__).parent / name).write_text(render(), encoding="utf-8")
