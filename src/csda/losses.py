@@ -65,6 +65,18 @@ def multilabel_unlabeled_loss(logits: Tensor, targets: Tensor, mask: Tensor, cou
     return _masked_mean(F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1), mask, count)
 
 
+def consistency_loss(probs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Squared error of probabilities [B, n], the mean over the samples in the mask, bool [B], and 0 if none is.
+
+    Bounded, so that a wrong target costs little: what GLM and LSSE put in the place of L_u.
+
+    >>> import torch
+    >>> consistency_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), torch.tensor([True]))
+    tensor(0.5000)
+    """
+    return _masked_mean((probs - targets).square().sum(-1), mask, None)
+
+
 def total_loss(labeled: Tensor, unlabeled: Tensor, weight: float | Tensor) -> Tensor:
     """Eq. (18). L = L_s + η · L_u.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from csda import losses
@@ -19,11 +20,16 @@ from csda.models.two_stream import TwoStream, probabilities
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a method may know of the data: its classes, and how many labeled images each has."""
+    """What a method may know of the data beside the images themselves."""
 
     num_classes: int
     multi_label: bool
     class_counts: tuple[int, ...]
+    """How many labeled images each class has."""
+    num_labeled: int
+    num_unlabeled: int
+    image_size: int
+    channels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,15 @@ class Method(nn.Module):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return probabilities(logits, self.task.multi_label)
+
+    def as_probabilities(self, targets: Tensor) -> Tensor:
+        """Labels as probabilities [B, n], which those of a multi-label set are already.
+
+        Like `one_hot` of torch, which on a CPU looks at the largest label and so copies to the host.
+        """
+        if self.task.multi_label:
+            return targets
+        return (targets[:, None] == torch.arange(self.task.num_classes, device=targets.device)).float()
 
     def labeled_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """L_s of Eq. (18)."""

@@ -113,20 +113,20 @@ class Refinement(nn.Module):
         assert self.queue is not None
         labeled_confidence, unlabeled_confidence = self._queue_confidences()
         membership = self._membership(aligned, unlabeled_confidence) if self.task.multi_label else aligned
-        self.queue.push(indices, membership, labeled_confidence, unlabeled_confidence, self.targets(aligned))
+        self.queue.push(indices, membership, labeled_confidence, unlabeled_confidence, aligned)
 
     def queued(self, labeled: LabeledBatch, pool: ImagePool) -> tuple[Batch, Tensor, Tensor]:
-        """The queue's samples with their targets and a mask of the filled slots, always of the same shape.
+        """The queue's samples with their aligned guesses and a mask of the filled slots, always of the same shape.
 
         While the whole queue is empty its slots show labeled images, masked off, so that BatchNorm sees real images in
         natural proportions rather than one image many times.
         """
         assert self.queue is not None
-        indices, targets, mask = self.queue.contents()
+        indices, aligned, mask = self.queue.contents()
         batch = pool.batch(indices)
         stand_in = labeled.pixels[torch.arange(len(indices), device=indices.device) % len(labeled)]
         batch.pixels = torch.where(mask.any(), batch.pixels, stand_in)
-        return batch, targets, mask
+        return batch, aligned, mask
 
     def history(self) -> dict[str, Tensor]:
         """State of this epoch, by the names of `history.npz`."""

@@ -1,7 +1,8 @@
 """Self-training, plain or with the paper's parts: Algorithm 1.
 
 A teacher guesses labels for unlabeled images, the guesses are aligned and queued, and the student learns from the
-labeled batch and the queue. `csda`, `da`, `vcq` and `self-train` are this file with other settings.
+labeled batch and the queue. `csda`, `da`, `vcq` and `self-train` are this file with other settings. Other methods that
+train on their own guesses keep its step and replace what is theirs: `guess`, `admit`, `learn` or `trained_view`.
 
 What the paper leaves open is a setting; docs/explanation/readings.md lists the readings.
 """
@@ -9,13 +10,13 @@ What the paper leaves open is a setting; docs/explanation/readings.md lists the 
 from __future__ import annotations
 
 from itertools import cycle
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet
+from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet, View
 from csda.losses import total_loss
 from csda.methods.base import Method, StepOutput, Task
 from csda.methods.refinement import Refinement, RefinementSettings
@@ -26,6 +27,7 @@ class SelfTrainingSettings(RefinementSettings):
     """Settings of teacher and schedule, beside those of alignment and queue."""
 
     weight: float = Field(1.0, ge=0, description="final η of Eq. 18")
+    weight_ramp: bool = Field(True, description="η grows as Eq. 19 has it; false: it is constant")
     teacher: Literal["ema", "none"] = Field("ema", description="who guesses: an EMA teacher, or the student")
     teacher_start: Literal["copy", "initial"] = Field("copy", description="from the student after the first epoch")
     teacher_momentum: float = Field(0.999, ge=0, le=1, description="ω of θ_e¹")
@@ -42,6 +44,9 @@ class SelfTrainingSettings(RefinementSettings):
 class SelfTraining(Method):
     """Pseudo-labels from a teacher θ_e¹ (or the student itself), refined, for a student θ_e²."""
 
+    trained_view: ClassVar[View] = "weak"
+    """Which view of an unlabeled image the student learns from."""
+
     def __init__(self, task: Task, settings: SelfTrainingSettings) -> None:
         super().__init__(task)
         self.settings = settings
@@ -52,7 +57,7 @@ class SelfTraining(Method):
         if self.settings.teacher_start == "copy":
             model.start_teacher()
         batches = labeled_set.order(self.settings.refresh_batch_size, shuffled=False)
-        probs = torch.cat([self._guess(model, labeled_set(indices, "plain")) for indices in batches])
+        probs = torch.cat([self.predict(model, labeled_set(indices, "plain")) for indices in batches])
         self.refinement.start(probs, labeled_set.targets)
         if self.refinement.queue is not None:
             self._refresh_all(model, labeled_set, pool)
@@ -71,22 +76,19 @@ class SelfTraining(Method):
         if renews and not trains_first:
             aligned = self._refresh(model, labeled_images, labeled.targets, unlabeled)
         if queue is not None:
-            samples, targets, mask = self.refinement.queued(labeled, pool)
+            samples, aligned, mask = self.refinement.queued(labeled, pool)
         else:
             assert aligned is not None
-            samples, targets = unlabeled, self.refinement.targets(aligned)
-            mask = torch.ones(len(samples), dtype=torch.bool, device=targets.device)
-
-        labeled_logits, unlabeled_logits = self._train(model, labeled_images, samples.weak())
-        if settings.labeled_from == "student":
-            self.refinement.observe_labeled(self.probabilities(labeled_logits.detach()), labeled.targets)
-        supervised = self.labeled_loss(labeled_logits, labeled.targets)
-        unsupervised = self.unlabeled_loss(unlabeled_logits, targets, mask)
+            samples, mask = unlabeled, torch.ones(len(unlabeled), dtype=torch.bool, device=aligned.device)
+        mask = self.admit(aligned, mask, progress)
+        targets = self.refinement.targets(aligned)
+        supervised, unsupervised = self.learn(model, labeled_images, labeled.targets, samples, targets, mask)
         # Algorithm 1 moves the teacher before this; here it labels with the average up to the step before.
         if renews and trains_first:
             self._refresh(model, labeled_images, labeled.targets, unlabeled)
+        weight = settings.weight * progress if settings.weight_ramp else settings.weight
         return StepOutput(
-            total_loss(supervised, unsupervised, settings.weight * progress),
+            total_loss(supervised, unsupervised, weight),
             {
                 "labeled_loss": supervised.detach(),
                 "unlabeled_loss": unsupervised.detach(),
@@ -103,25 +105,57 @@ class SelfTraining(Method):
             self._refresh_all(model, labeled_set, pool)
 
     def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
-        probs = self._guess(model, images)
+        probs = self.predict(model, images)
         return probs, self.refinement.align(probs)
 
     def history(self) -> dict[str, Tensor]:
         return self.refinement.history()
 
-    def _guess(self, model: TwoStream, images: Tensor) -> Tensor:
+    def predict(self, model: TwoStream, images: Tensor) -> Tensor:
+        """What the teacher, or without one the student in evaluation mode, predicts: probabilities, no gradient."""
         logits = model.teach(images) if self.settings.teacher == "ema" else model.guess(images)
         return self.probabilities(logits.float())
 
+    def guess(
+        self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """Predictions for labeled images, which make λ^x, and guesses for unlabeled ones, [B, n] each."""
+        if self.settings.labeled_from == "student":
+            # The student's own pass will tell, so the teacher need not look.
+            labeled_images = labeled_images[:0]
+        probs = self.predict(model, torch.cat((labeled_images, unlabeled.weak())))
+        labeled_probs, unlabeled_probs = probs.split((len(labeled_images), len(unlabeled)))
+        return labeled_probs, unlabeled_probs
+
+    def admit(self, aligned: Tensor, mask: Tensor, progress: Tensor) -> Tensor:
+        """Which samples are trained on, among those that `mask` [B] offers, by their aligned guesses [B, n]."""
+        return mask
+
+    def learn(
+        self,
+        model: TwoStream,
+        labeled_images: Tensor,
+        labels: Tensor,
+        samples: Batch,
+        targets: Tensor,
+        mask: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """L_s and L_u of Eq. (18)."""
+        images = samples.view(self.trained_view)
+        if self.settings.passes == "two":
+            labeled_logits, logits = model(labeled_images), model(images)
+        else:
+            sizes = len(labeled_images), len(images)
+            labeled_logits, logits = model(torch.cat((labeled_images, images))).split(sizes)
+        if self.settings.labeled_from == "student":
+            self.refinement.observe_labeled(self.probabilities(labeled_logits.detach().float()), labels)
+        return self.labeled_loss(labeled_logits, labels), self.unlabeled_loss(logits, targets, mask)
+
     def _refresh(self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch) -> Tensor:
         """Renew marginals and queue from one pair of batches; the aligned guesses for the unlabeled one."""
-        images = unlabeled.weak()
+        labeled_probs, unlabeled_probs = self.guess(model, labeled_images, targets, unlabeled)
         if self.settings.labeled_from == "teacher":
-            probs = self._guess(model, torch.cat((labeled_images, images)))
-            labeled_probs, unlabeled_probs = probs.split((len(labeled_images), len(images)))
             self.refinement.observe_labeled(labeled_probs, targets)
-        else:
-            unlabeled_probs = self._guess(model, images)
         aligned = self.refinement.refine(unlabeled_probs)
         if self.refinement.queue is not None:
             self.refinement.push(unlabeled.indices, aligned)
@@ -134,9 +168,3 @@ class SelfTraining(Method):
         for indices, labeled_indices in zip(pool.order(size, shuffled=True), labeled_batches, strict=False):
             labeled = labeled_set.batch(labeled_indices)
             self._refresh(model, labeled.weak(), labeled.targets, pool.batch(indices))
-
-    def _train(self, model: TwoStream, labeled_images: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-        if self.settings.passes == "two":
-            return model(labeled_images), model(images)
-        labeled_logits, logits = model(torch.cat((labeled_images, images))).split((len(labeled_images), len(images)))
-        return labeled_logits, logits
