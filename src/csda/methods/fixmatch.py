@@ -1,0 +1,38 @@
+"""FixMatch (Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", 2020).
+
+A weak view is guessed, and where the guess is confident its class is the target for a strong view of the same image.
+
+Departures: as many unlabeled images a step as all methods have, not seven times the labeled ones; the guess is made
+in evaluation mode; plain SGD and no average of the weights. With a queue, the threshold applies to what is queued.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from csda import losses
+from csda.methods.base import Task
+from csda.methods.self_training import SelfTraining, SelfTrainingSettings
+
+
+class FixMatchSettings(SelfTrainingSettings):
+    threshold: float = Field(0.95, ge=0, le=1, description="τ: the least confidence to be trained on")
+
+
+class FixMatch(SelfTraining):
+    """Self-training with a threshold on weak guesses and strong views to learn from."""
+
+    trained_view = "strong"
+
+    def __init__(self, task: Task, settings: FixMatchSettings) -> None:
+        super().__init__(task, settings)
+        self.threshold = settings.threshold
+
+    def admit(self, aligned: Tensor, mask: Tensor, progress: Tensor) -> Tensor:
+        return mask & (aligned.amax(dim=-1) >= self.threshold)
+
+    def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        """The paper's ℓ_u: the sum over the admitted samples, divided by the number of all."""
+        return losses.unlabeled_loss(logits.float(), targets, mask, torch.full_like(mask.sum(), len(mask)))
