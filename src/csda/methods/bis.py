@@ -1,0 +1,62 @@
+"""BiS (He et al., "Rethinking Re-Sampling in Imbalanced Semi-Supervised Learning", 2021), Bi-Sampling on FixMatch.
+
+Features learn best from the natural distribution, a classifier from a balanced one. So training begins with the first
+and ends with the second: a share α = 1 − (t/T)² of the labeled batch is drawn at random and the rest by class, and a
+guess is kept with a probability that falls, as α does, from 1 to (reversed class frequency)^(1/3).
+
+Departures beside those of FixMatch: the frequencies are those of the labeled images, where the published code reads
+them off its made-up unlabeled set; one strong view a step, not two. In a multi-label set, which the paper has not,
+each label is a problem of two classes with its own threshold, frequencies and mask.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from csda.methods.base import Task
+from csda.methods.fixmatch import FixMatch, FixMatchSettings
+
+
+class BiSSettings(FixMatchSettings):
+    exponent: float = Field(1 / 3, ge=0, description="of the reversed class frequencies")
+
+
+class BiS(FixMatch):
+    """FixMatch with two samplers of labeled images and a mask by reversed class frequency."""
+
+    sampling = "bilateral"
+    reversed_rates: Tensor
+
+    def __init__(self, task: Task, settings: BiSSettings) -> None:
+        super().__init__(task, settings)
+        counts = torch.tensor(task.class_counts, dtype=torch.float32)
+        if task.multi_label:
+            counts = torch.stack((task.num_labeled - counts, counts), dim=-1)
+        self.register_buffer("reversed_rates", reversed_frequencies(counts) ** settings.exponent, persistent=False)
+
+    def admit(self, aligned: Tensor, mask: Tensor, progress: Tensor) -> Tensor:
+        random_share = 1.0 - progress.square()
+        rates = random_share + (1.0 - random_share) * self.reversed_rates
+        if not self.task.multi_label:
+            kept = torch.rand_like(aligned[:, 0]) < rates[aligned.argmax(dim=-1)]
+            return super().admit(aligned, mask, progress) & kept
+        confident = torch.maximum(aligned, 1.0 - aligned) >= self.threshold
+        kept = torch.rand_like(aligned) < torch.where(aligned > 0.5, rates[:, 1], rates[:, 0])
+        return mask[:, None] & confident & kept
+
+    def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        """That of FixMatch; in a multi-label set with a mask for each label, [B, K]."""
+        if not self.task.multi_label:
+            return super().unlabeled_loss(logits, targets, mask)
+        terms = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
+        return terms.masked_fill(~mask, 0).sum(dim=-1).mean()
+
+
+def reversed_frequencies(counts: Tensor) -> Tensor:
+    """For counts [..., n]: the most frequent class gets the relative frequency of the least frequent, and so on."""
+    ordered = counts.sort(dim=-1).values
+    rank = counts.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return ordered.gather(-1, rank) / ordered[..., -1:]
