@@ -1,0 +1,97 @@
+"""NM (Wang et al., "Neighbor Matching for Semi-Supervised Learning", 2021).
+
+The label of an unlabeled image comes from labeled ones that look alike to the teacher: a memory keeps the latest
+features of each class, those that the teacher gets about right, and they vote with weights softmax(100 · cosine).
+
+Departures: the teacher starts as a copy after the labels-only epoch and predicts in evaluation mode; the published
+code averages from random weights, with batch statistics. The memory is empty at first; until a feature enters, the
+teacher's own prediction is the guess. λ^x, where guesses are aligned, is made of the teacher's own predictions, since
+labeled images would find themselves in the memory. In a multi-label set, which the paper has not, an image is
+kept under each of its labels, or under "none", and neighbours vote with all their labels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from csda.data.batches import Batch
+from csda.methods.base import Task
+from csda.methods.self_training import SelfTraining, SelfTrainingSettings
+from csda.models.alexnet import FEATURES
+from csda.models.two_stream import TwoStream
+
+
+class NeighborMatchingSettings(SelfTrainingSettings):
+    memory: int = Field(128, ge=1, description="b of the 2·⌊b/n⌋ features of each class, the paper's batch size")
+    enter: float = Field(
+        0.3, ge=0, le=1, description="p_y from which a feature enters even if another class is likelier"
+    )
+    sharpness: float = Field(100.0, gt=0, description="factor of the cosine in the softmax")
+    teacher: Literal["ema"] = Field("ema", description="who looks at the images")
+
+
+class NeighborMatching(SelfTraining):
+    """Self-training in which labeled neighbours guess."""
+
+    features: Tensor
+    labels: Tensor
+    filled: Tensor
+
+    def __init__(self, task: Task, settings: NeighborMatchingSettings) -> None:
+        super().__init__(task, settings)
+        self.enter, self.sharpness = settings.enter, settings.sharpness
+        classes = task.num_classes + task.multi_label
+        slots = max(1, 2 * (settings.memory // classes))
+        self.register_buffer("features", torch.zeros(classes, slots, FEATURES))
+        self.register_buffer("labels", torch.zeros(classes, slots, task.num_classes))
+        self.register_buffer("filled", torch.zeros(classes, slots, dtype=torch.bool))
+
+    @torch.no_grad()
+    def guess(
+        self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
+    ) -> tuple[Tensor, Tensor]:
+        features = model.teacher(torch.cat((labeled_images, unlabeled.weak()))).float()
+        probs = self.probabilities(model.head(features).float())
+        labeled_features, unlabeled_features = features.split((len(targets), len(unlabeled)))
+        labeled_probs, unlabeled_probs = probs.split((len(targets), len(unlabeled)))
+        self.remember(labeled_features, labeled_probs, targets)
+        return labeled_probs, self.propagate(unlabeled_features, unlabeled_probs)
+
+    def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = model.teacher(images).float()
+        probs = self.propagate(features, self.probabilities(model.head(features).float()))
+        return probs, self.refinement.align(probs)
+
+    def remember(self, features: Tensor, probs: Tensor, targets: Tensor) -> None:
+        """Put features [B, 256] in front of their classes if p_y ≥ 0.3 or y is predicted; the oldest fall out."""
+        labels = self.as_probabilities(targets)
+        members = labels > 0.5
+        if self.task.multi_label:
+            members = torch.cat((members, ~members.any(dim=-1, keepdim=True)), dim=-1)
+            probs = torch.cat((probs, 1.0 - probs.amax(dim=-1, keepdim=True)), dim=-1)
+            predicted = probs > 0.5
+        else:
+            predicted = self.as_probabilities(probs.argmax(dim=-1)) > 0.5
+        enters = members & ((probs >= self.enter) | predicted)
+
+        # A row a class: the batch, newest first, then what is held. What stays moves to the front in that order.
+        alive = torch.cat((enters.flip(0).T, self.filled), dim=1)
+        stays = alive.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : self.filled.shape[1]]
+        for held, new in ((self.features, F.normalize(features, dim=-1)), (self.labels, labels)):
+            candidates = torch.cat((new.flip(0).expand(len(held), -1, -1), held), dim=1)
+            held.copy_(candidates.gather(1, stays[:, :, None].expand_as(held)))
+        self.filled.copy_(alive.gather(1, stays))
+
+    def propagate(self, features: Tensor, fallback: Tensor) -> Tensor:
+        """The neighbours' labels by softmax(100 · cosine) for features [B, 256]; `fallback` while there are none."""
+        filled = self.filled.flatten()
+        # Under autocast a product of bf16 would blur the cosines, which are multiplied by 100.
+        with torch.autocast(features.device.type, enabled=False):
+            cosines = F.normalize(features.float(), dim=-1) @ self.features.flatten(0, 1).T
+            weights = (self.sharpness * cosines).masked_fill(~filled, -1e9).softmax(dim=-1)
+            return torch.where(filled.any(), weights @ self.labels.flatten(0, 1), fallback)
