@@ -1,0 +1,106 @@
+"""LSSE (Gyawali et al., "Semi-Supervised Learning by Disentangling and Self-Ensembling over Stochastic Latent Space",
+2019).
+
+A variational auto-encoder makes the features random: an image is a normal distribution in latent space. Predictions
+from draws of it, averaged over the visits of an image, are what the prediction from the next draw shall agree with.
+
+Departures: the latent mean is the 256 features of the encoder that all methods have, not 60 of a network of its own,
+so that what predicts is the same network; auto-encoder and classifier are trained together, where the published code
+trains the first to its end before the second; the ensemble holds unlabeled images alone, and a visit, not an epoch, is
+its unit of time, since an epoch here is no pass over the data.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from csda.config import Settings
+from csda.data.batches import Batch, ImagePool, LabeledBatch
+from csda.losses import consistency_loss
+from csda.methods.base import Method, StepOutput, Task
+from csda.models.alexnet import FEATURES
+from csda.models.two_stream import TwoStream
+
+
+class LSSESettings(Settings):
+    weight: float = Field(30.0, ge=0, description="of the agreement, times the labeled share of the images")
+    momentum: float = Field(0.6, ge=0, lt=1, description="of an image's ensemble prediction")
+    reconstruction: float = Field(1.0, ge=0, description="weight of the auto-encoder's loss, a mean over pixels")
+    beta: float = Field(1.0, ge=0, description="weight of the divergence from the prior within it")
+
+
+class LSSE(Method):
+    """Temporal ensembling over the stochastic latent space of an auto-encoder."""
+
+    optimizer = "adam"
+    ensemble: Tensor
+    visits: Tensor
+
+    def __init__(self, task: Task, settings: LSSESettings) -> None:
+        super().__init__(task)
+        self.settings = settings
+        self.log_variance = nn.Linear(FEATURES, FEATURES)
+        self.decoder = decoder(task.image_size, task.channels)
+        self.register_buffer("ensemble", torch.zeros(task.num_unlabeled, task.num_classes))
+        self.register_buffer("visits", torch.zeros(task.num_unlabeled))
+
+    def step(
+        self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
+    ) -> StepOutput:
+        images = torch.cat((labeled.weak(), unlabeled.weak()))
+        mean = model.student(images).float()
+        log_variance = self.log_variance(mean).float().clamp(-10.0, 10.0)
+        latent = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
+        labeled_logits, logits = model.head(latent).split((len(labeled), len(unlabeled)))
+
+        targets, known = self.recall(unlabeled.indices)
+        self.remember(unlabeled.indices, self.probabilities(logits.detach().float()))
+        supervised = self.labeled_loss(labeled_logits, labeled.targets)
+        agreement = self.unlabeled_loss(logits, targets, known)
+        evidence = self.evidence_loss(images, latent, mean, log_variance)
+        labeled_share = self.task.num_labeled / (self.task.num_labeled + self.task.num_unlabeled)
+        weight = self.settings.weight * labeled_share * torch.exp(-5.0 * (1.0 - progress).square())
+        return StepOutput(
+            supervised + weight * agreement + self.settings.reconstruction * evidence,
+            {
+                "labeled_loss": supervised.detach(),
+                "unlabeled_loss": agreement.detach(),
+                "reconstruction_loss": evidence.detach(),
+            },
+        )
+
+    def recall(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The ensemble's predictions [B, n], freed of the zeros they began with; bool [B], whether there is one yet."""
+        visits = self.visits[indices]
+        began = 1.0 - self.settings.momentum ** visits.clamp(min=1.0)
+        return self.ensemble[indices] / began[:, None], visits > 0
+
+    def remember(self, indices: Tensor, probs: Tensor) -> None:
+        """Average the predictions [B, n] into those of earlier visits."""
+        self.ensemble[indices] = torch.lerp(probs, self.ensemble[indices], self.settings.momentum)
+        self.visits[indices] = self.visits[indices] + 1.0
+
+    def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        return consistency_loss(self.probabilities(logits.float()), targets, mask) / self.task.num_classes
+
+    def evidence_loss(self, images: Tensor, latent: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
+        """The negative evidence lower bound of the images [B, C, S, S], a pixel: reconstruction and divergence."""
+        reconstruction = F.binary_cross_entropy_with_logits(self.decoder(latent).float(), images)
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(dim=-1).mean()
+        return reconstruction + self.settings.beta * divergence / math.prod(images.shape[1:])
+
+
+def decoder(image_size: int, channels: int) -> nn.Sequential:
+    """The encoder's mirror image: latent [B, 256] to the logits of an image [B, channels, S, S]."""
+    side = image_size // 32
+    widths = (128, 64, 64, 32, 32, channels)
+    layers: list[nn.Module] = [nn.Linear(FEATURES, widths[0] * side**2), nn.Unflatten(1, (widths[0], side, side))]
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.ReLU(), nn.ConvTranspose2d(inputs, outputs, kernel_size=4, stride=2, padding=1)]
+    return nn.Sequential(*layers)
