@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from csda.config import Settings
+from csda.errors import ConfigError
 from csda.methods.base import Method, Task
 from csda.methods.baseline import Baseline
+from csda.methods.bis import BiS, BiSSettings
+from csda.methods.fixmatch import FixMatch, FixMatchSettings
+from csda.methods.glm import GLM, GLMSettings
+from csda.methods.lsse import LSSE, LSSESettings
+from csda.methods.neighbor_matching import NeighborMatching, NeighborMatchingSettings
 from csda.methods.self_training import SelfTraining, SelfTrainingSettings
 
 
@@ -24,12 +30,64 @@ class Entry:
     uses_unlabeled: bool = True
     uses_truth: bool = False
     """Trains with the labels of the unlabeled part: an upper bound, not a method."""
+    multi_label: bool = True
+    """Whether it can learn from images with several labels each."""
 
 
 METHODS: dict[str, Entry] = {
     "baseline": Entry(Baseline, Settings, "the labels alone", "–", uses_unlabeled=False),
     "upper-bound": Entry(
         Baseline, Settings, "the labels of all images, for comparison", "–", uses_unlabeled=False, uses_truth=True
+    ),
+    "self-train": Entry(
+        SelfTraining,
+        SelfTrainingSettings,
+        "soft labels from the current model",
+        "Grandvalet & Bengio 2004",
+        {"align": "none", "queue": "none", "teacher": "none"},
+    ),
+    "fixmatch": Entry(
+        FixMatch,
+        FixMatchSettings,
+        "strong views learn confident labels of weak ones",
+        "Sohn et al. 2020",
+        {"align": "none", "queue": "none", "teacher": "none", "soft": False, "weight_ramp": False},
+        multi_label=False,
+    ),
+    "glm": Entry(
+        GLM,
+        GLMSettings,
+        "samples mixed at the input or a hidden layer",
+        "Gyawali et al. 2020",
+        {"align": "none", "queue": "none", "teacher": "none", "weight": 75.0},
+    ),
+    "nm": Entry(
+        NeighborMatching,
+        NeighborMatchingSettings,
+        "labels from neighbours in a memory of labeled features",
+        "Wang et al. 2021",
+        {"align": "none", "queue": "none", "passes": "two"},
+    ),
+    "bis": Entry(
+        BiS,
+        BiSSettings,
+        "FixMatch, resampled from random to class-balanced",
+        "He et al. 2021",
+        {"align": "none", "queue": "none", "teacher": "none", "soft": False, "weight_ramp": False},
+    ),
+    "lsse": Entry(
+        LSSE,
+        LSSESettings,
+        "an ensemble over the latent space of an auto-encoder",
+        "Gyawali et al. 2019",
+        {"lr": 1e-4},
+    ),
+    "da": Entry(
+        SelfTraining,
+        SelfTrainingSettings,
+        "self-training with class-agnostic alignment, no queue",
+        "Berthelot et al. 2020",
+        {"align": "da", "queue": "none"},
     ),
     "vcq": Entry(
         SelfTraining,
@@ -41,7 +99,16 @@ METHODS: dict[str, Entry] = {
     "csda": Entry(
         SelfTraining,
         SelfTrainingSettings,
-        "class-specific distribution alignment with the Variable Condition Queue",
+        "class-specific alignment with the Variable Condition Queue",
         "Huang et al. 2023",
     ),
 }
+
+
+def build_method(name: str, task: Task, settings: Mapping[str, Any]) -> Method:
+    """The method of a name for a task, with its own settings by name."""
+    entry = METHODS[name]
+    if task.multi_label and not entry.multi_label:
+        several = ", ".join(other for other, its in METHODS.items() if its.multi_label and its.uses_unlabeled)
+        raise ConfigError(f"method = {name!r} needs one class an image, and this set has several; choose {several}")
+    return entry.build(task, entry.settings(**settings))
