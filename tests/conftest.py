@@ -1,4 +1,4 @@
-"""What all tests share: caches in the test's own folder, and one thread each, since tests run side by side."""
+"""What all tests share: caches in the test's own folder, one thread each, since tests run side by side, and a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,28 @@ from pathlib import Path
 
 import pytest
 
+from csda.runs import Run
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CSDA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny import make_images
+
+    return make_images(tmp_path_factory.mktemp("tiny") / "images")
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run of `csda`; nobody writes into it."""
+    from tiny import train_tiny
+
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CSDA_CACHE", str(folder / "cache"))
+        return train_tiny(tiny_images, folder / "run", tensorboard=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_CHECKPOINT_FORMAT = "csda-checkpoint-1"
+_CHECKPOINT_FORMAT = "csda-checkpoint-2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""A training that takes half a second: sixty small images of three classes, three epochs of four steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from csda.progress import Reporter
+from csda.runs import Run
+from csda.training import train
+
+COUNTS = {"common": 30, "label": 20, "rare": 12}
+"""One class is called like a column of predictions.csv."""
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 3,
+    "steps_per_epoch": 4,
+    "image_size": 32,
+    "batch_size": 8,
+    "unlabeled_batch_size": 8,
+    "lr": 0.02,
+    "checkpoint_seconds": 0,
+    "threads": 1,
+}
+QUEUE: dict[str, Any] = {"capacity": 16, "refresh_batch_size": 16}
+LABELS = "15"
+
+
+def make_images(folder: Path) -> Path:
+    """One folder a class; the classes differ in colour, and overlap."""
+    generator = np.random.default_rng(0)
+    for (name, count), colour in zip(COUNTS.items(), ((150, 90, 90), (90, 150, 90), (90, 90, 150)), strict=True):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            shade = generator.normal(colour, 35)
+            pixels = generator.normal(shade, 40, (32, 32, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number:02d}.png")
+    return folder
+
+
+def train_tiny(
+    images: Path,
+    out: Path,
+    *,
+    method: str = "csda",
+    seed: int | None = None,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+    labels: str = LABELS,
+    **changes: Any,
+) -> Run:
+    settings = SETTINGS | (QUEUE if method == "csda" else {}) | {"tensorboard": False} | changes
+    return train(
+        images,
+        method=method,
+        labels=labels,
+        seed=seed,
+        out=out,
+        settings=settings,
+        resume=resume,
+        reporter=reporter or Reporter(),
+    )
+
+
+def arguments(images: Path, out: Path | None, settings: Mapping[str, Any] = {}, *more: str) -> list[str]:  # noqa: B006
+    """The same on the command line."""
+    values = SETTINGS | QUEUE | settings
+    chosen = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    folder = [] if out is None else ["--out", str(out)]
+    return ["train", str(images), "--labels", LABELS, *folder, *chosen, *more]
