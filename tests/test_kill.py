@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import arguments, train_tiny
 
 from csda import runs
 from csda.runs import Run
+from tiny import arguments, train_tiny
 
 # A process that has imported everything once and is forked for each training.
 PROCESSES = multiprocessing.get_context("forkserver")

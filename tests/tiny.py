@@ -66,7 +66,7 @@ def train_tiny(
     )
 
 
-def arguments(images: Path, out: Path | None, settings: Mapping[str, Any] = {}, *more: str) -> list[str]:  # noqa: B006
+def arguments(images: Path, out: Path | None, settings: Mapping[str, Any], *more: str) -> list[str]:
     """The same on the command line."""
     values = SETTINGS | QUEUE | settings
     chosen = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]

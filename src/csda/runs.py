@@ -294,7 +294,7 @@ class Run:
     def _arrays(self, name: str) -> dict[str, Array]:
         path = self._path(name)
         try:
-            with np.load(path) as archive:
+            with path.open("rb") as file, np.load(file) as archive:
                 return dict(archive)
         except FileNotFoundError:
             raise RunError(f"{path}: missing; {self._way_out()}") from None

@@ -1,0 +1,365 @@
+"""The run folder: whole files, honest refusals, and names of classes that are no trap."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import recall_score, roc_auc_score
+
+from csda import runs
+from csda.errors import RunError
+from csda.progress import Reporter
+from csda.runs import Run, write_csv
+from tiny import COUNTS, train_tiny
+
+FILES = {
+    "config.toml",
+    "environment.json",
+    "split.csv",
+    "truth.csv",
+    "metrics.jsonl",
+    "history.npz",
+    "predictions.csv",
+    "pseudo_labels.csv",
+    "checkpoint.pt",
+    "model.safetensors",
+    "result.json",
+    "tensorboard",
+}
+
+
+class InterruptedReporter(Reporter):
+    """Presses Ctrl-C when an epoch has ended."""
+
+    def __init__(self, epoch: int) -> None:
+        self.last = epoch
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        if row["epoch"] == self.last:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def interrupted(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was stopped after its second epoch; tests work on copies."""
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setenv("CSDA_CACHE", str(folder.parent / "cache"))
+        train_tiny(tiny_images, folder, reporter=InterruptedReporter(2))
+    return folder
+
+
+@pytest.fixture
+def stopped(interrupted: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(interrupted, tmp_path / "stopped"))
+
+
+def test_a_finished_run_has_its_files_and_nothing_else(tiny_run: Run) -> None:
+    assert {entry.name for entry in tiny_run.folder.iterdir()} == FILES
+    assert list((tiny_run.folder / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_result_is_what_scikit_learn_finds_in_the_predictions(tiny_run: Run) -> None:
+    with (tiny_run.folder / "predictions.csv").open(newline="") as file:
+        header, *lines = csv.reader(file)
+    classes = header[4:]
+    assert classes == sorted(COUNTS)
+    test = [line for line in lines if line[1] == "test"]
+    truth, predicted = [line[2] for line in test], [line[3] for line in test]
+    probs = np.array([line[4:] for line in test], dtype=float)
+    areas = [roc_auc_score([label == name for label in truth], probs[:, k]) for k, name in enumerate(classes)]
+    assert tiny_run.result["auc"] == pytest.approx(np.mean(areas), abs=1e-12)
+    assert tiny_run.result["mca"] == pytest.approx(recall_score(truth, predicted, average="macro"), abs=1e-12)
+    assert predicted == [classes[k] for k in probs.argmax(axis=1)]
+
+
+def test_predictions_are_those_of_the_best_validation_epoch(tiny_run: Run) -> None:
+    best = tiny_run.result["best_epoch"]
+    areas = [row["val_auc"] for row in tiny_run.metrics]
+    assert areas.index(max(areas)) == best - 1
+    for part in ("val", "test"):
+        probs, labels = tiny_run.predictions.part(part)
+        # Nine digits give the float32 back.
+        np.testing.assert_array_equal(probs.astype(np.float32), tiny_run.history[f"{part}_probs"][best - 1])
+        np.testing.assert_array_equal(labels, tiny_run.labels_of(part))
+
+
+def test_split_and_truth_name_every_image_once(tiny_run: Run) -> None:
+    rows = tiny_run.split
+    assert len({row.id for row in rows}) == len(rows) == sum(COUNTS.values())
+    unlabeled = {row.id for row in rows if row.split == "unlabeled"}
+    assert tiny_run.truth.keys() == unlabeled
+    for row in rows:
+        assert (row.label == "") == (row.split == "unlabeled")
+        assert row.id.startswith(row.label or tiny_run.truth[row.id])
+
+
+@pytest.mark.parametrize("names", [("id", "split", "label", "predicted"), ("a,b", 'c "d"', "ünï", "x y")])
+def test_predictions_are_read_whatever_a_class_is_called(names: tuple[str, ...], tmp_path: Path) -> None:
+    run = _written_run(tmp_path, names)
+    probs = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]])
+    rows = [["one", "val", names[3], names[3], *probs[0]], ["two", "test", names[0], names[0], *probs[1]]]
+    run.finish(0, rows, [], {})
+    predictions = Run(run.folder).predictions
+    assert predictions.ids == ["one", "two"]
+    assert predictions.splits.tolist() == ["val", "test"]
+    assert predictions.labels.tolist() == [3, 0]
+    np.testing.assert_array_equal(predictions.probs, probs)
+
+
+def test_metrics_are_json_also_where_a_figure_is_not_defined(tmp_path: Path) -> None:
+    run = _written_run(tmp_path, ("a", "b"))
+    first = {"epoch": 1, "loss": 0.5, "pseudo_mca": float("nan"), "test_auc": np.float64("inf")}
+    run.write_epoch(first, {"x": np.zeros(2)}, [])
+    run.write_epoch({"epoch": 2, "loss": 0.25}, {"x": np.zeros(2)}, [first])
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert [json.loads(line, parse_constant=refuse) for line in lines] == [
+        {"epoch": 1, "loss": 0.5, "pseudo_mca": None, "test_auc": None},
+        {"epoch": 2, "loss": 0.25},
+    ]
+    assert Run(run.folder).metrics[0]["pseudo_mca"] is None
+
+
+def test_history_has_nan_where_an_epoch_lacks_an_array(tiny_run: Run) -> None:
+    history = tiny_run.history
+    assert history["epochs"].tolist() == [1, 2, 3]
+    assert np.isnan(history["queue_counts"][0]).all()
+    assert np.isfinite(history["queue_counts"][1:]).all()
+    for name in ("labeled_marginals", "unlabeled_marginals", "aligned_marginals", "temperatures", "flips"):
+        assert history[name].shape[0] == 3, name
+
+
+def test_checkpoint_loads_with_weights_only(tiny_run: Run) -> None:
+    state = torch.load(tiny_run.folder / "checkpoint.pt", weights_only=True)
+    assert state["epoch"] == 3
+    assert {"model", "method", "optimizer", "best_weights"} <= state.keys()
+
+
+# --- checkpoints that are none ---------------------------------------------------------------------------------------
+
+
+class Trap:
+    """Runs code when unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def _foreign(path: Path) -> None:
+    torch.save({"weights": torch.zeros(3)}, path)
+
+
+def _list(path: Path) -> None:
+    torch.save([1, 2], path)
+
+
+def _text(path: Path) -> None:
+    path.write_text("no checkpoint")
+
+
+def _pickled_code(path: Path) -> None:
+    path.write_bytes(pickle.dumps(Trap(path.parent / "trap")))
+
+
+def _saved_code(path: Path) -> None:
+    torch.save({"format": runs._CHECKPOINT_FORMAT, "model": Trap(path.parent / "trap")}, path)
+
+
+def _other_config(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    state["config"] = state["config"].replace("seed = 0", "seed = 1")
+    torch.save(state, path)
+
+
+DAMAGES = [_truncate, _empty, _flip, _foreign, _list, _text, _pickled_code, _saved_code, _other_config]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__.strip("_"))
+def test_a_torn_or_foreign_checkpoint_is_refused(
+    damage: Callable[[Path], None], stopped: Path, tiny_images: Path
+) -> None:
+    damage(stopped / "checkpoint.pt")
+    kept = (stopped / "model.safetensors").read_bytes()
+    with pytest.raises(RunError, match=r"checkpoint\.pt: .*; delete checkpoint\.pt to start this run from the beg"):
+        train_tiny(tiny_images, stopped, resume=True)
+    assert not (stopped / "trap").exists()
+    assert (stopped / "model.safetensors").read_bytes() == kept
+    assert not (stopped / "result.json").exists()
+
+
+def test_the_way_out_leads_out(stopped: Path, tiny_images: Path, tiny_run: Run) -> None:
+    (stopped / "checkpoint.pt").unlink()
+    train_tiny(tiny_images, stopped, resume=True)
+    assert (stopped / "predictions.csv").read_bytes() == (tiny_run.folder / "predictions.csv").read_bytes()
+
+
+def test_any_flipped_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
+    run = _written_run(tmp_path, ("a", "b"))
+    weights = torch.arange(600.0)
+    run.save_checkpoint({"model": {"weights": weights}, "epoch": 1})
+    path = run.folder / "checkpoint.pt"
+    whole = path.read_bytes()
+    generator = random.Random(0)
+    noticed = 0
+    for position in generator.sample(range(len(whole)), 200):
+        content = bytearray(whole)
+        content[position] ^= 1 << generator.randrange(8)
+        path.write_bytes(content)
+        try:
+            state = run.load_checkpoint()
+        except RunError as error:
+            assert str(path) in str(error)
+            noticed += 1
+        else:
+            assert state is not None
+            assert torch.equal(state["model"]["weights"], weights)
+            assert state["epoch"] == 1
+    assert noticed > 100
+
+
+def test_the_best_model_goes_back_to_the_checkpoint(stopped: Path, tiny_images: Path, tiny_run: Run) -> None:
+    """A model file from after the checkpoint, as a kill between the two leaves it, is not mixed with older epochs."""
+    state = torch.load(stopped / "checkpoint.pt", weights_only=True)
+    weights = {name: torch.zeros_like(value) for name, value in state["best_weights"].items()}
+    Run(stopped).write_model(weights, {})
+    train_tiny(tiny_images, stopped, resume=True)
+    assert (stopped / "model.safetensors").read_bytes() == (tiny_run.folder / "model.safetensors").read_bytes()
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(RunError, match=r"no config\.toml here, so this is no run folder"):
+            Run(folder)
+
+
+def test_an_unfinished_run_says_how_to_go_on(stopped: Path) -> None:
+    for name in ("history", "predictions", "result"):
+        with pytest.raises(RunError, match=f"the run has not finished: `csda train --out {stopped} --resume`"):
+            getattr(Run(stopped), name)
+
+
+def test_a_damaged_file_is_named(tiny_run: Run, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    for name in ("history.npz", "model.safetensors", "result.json", "environment.json"):
+        (run.folder / name).write_bytes((run.folder / name).read_bytes()[:-40] + b"\0" * 10)
+    for read in (lambda: run.history, run.read_weights, lambda: run.result, lambda: run.environment):
+        with pytest.raises(RunError, match=rf"{run.folder}/\S+: .*restore it"):
+            read()
+
+
+def test_flipped_bytes_in_the_history_are_noticed(tiny_run: Run, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    path = run.folder / "history.npz"
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo("test_probs.npy")
+    content = bytearray(path.read_bytes())
+    content[member.header_offset + len(member.filename) + 60] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"history\.npz: damaged"):
+        _ = run.history
+
+
+def test_a_full_disk_keeps_the_old_file_and_no_rest(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    write_csv(path, ("a",), [["old"]])
+    (tmp_path / ".table.csv.writing").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"table\.csv: no space left on device; free some space"):
+        write_csv(path, ("a",), [["new"]] * 10_000)
+    assert path.read_text() == "a\nold\n"
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name != "cache"] == ["table.csv"]
+
+
+def test_a_training_on_a_full_disk_resumes_when_there_is_space(
+    tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    fsync = os.fsync
+    left = 9
+
+    def fill_up(descriptor: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fill_up)
+        with pytest.raises(RunError, match=rf"{out}/\S+: no space left on device; free some space, then go on"):
+            train_tiny(tiny_images, out)
+    assert not list(out.rglob(".*"))
+    train_tiny(tiny_images, out, resume=True)
+    assert (out / "predictions.csv").read_bytes() == (tiny_run.folder / "predictions.csv").read_bytes()
+
+
+def test_a_read_only_place_is_named(tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(RunError, match=rf"{out}: .*give another --out"):
+            train_tiny(tiny_images, out)
+
+    def refuse(self: Path, *arguments: object, **options: object) -> io.BytesIO:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        with pytest.raises(RunError, match=r"x\.csv: read-only file system; make it writable, or give another --out"):
+            write_csv(tmp_path / "x.csv", ("a",), [])
+
+
+def test_a_folder_in_use_is_left_alone(tiny_run: Run, tiny_images: Path, tmp_path: Path) -> None:
+    before = {entry.name: entry.stat().st_mtime_ns for entry in tiny_run.folder.iterdir()}
+    with pytest.raises(RunError, match=r"holds a run; give --resume to go on with it, or another --out"):
+        train_tiny(tiny_images, tiny_run.folder)
+    assert {entry.name: entry.stat().st_mtime_ns for entry in tiny_run.folder.iterdir()} == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "split.csv").write_text("precious")
+    for resume in (False, True):
+        with pytest.raises(RunError, match=r"mine: not empty, and no run; give another --out"):
+            train_tiny(tiny_images, tmp_path / "mine", resume=resume)
+    assert (tmp_path / "mine" / "split.csv").read_text() == "precious"
+
+
+def _written_run(folder: Path, classes: tuple[str, ...]) -> Run:
+    from csda.training import configure
+
+    environment = {"classes": list(classes), "multi_label": False, "remarks": []}
+    return Run.create(folder / "run", configure({}), environment, [], {})
