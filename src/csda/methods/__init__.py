@@ -36,20 +36,18 @@ class Entry:
 
 METHODS: dict[str, Entry] = {
     "baseline": Entry(Baseline, Settings, "the labels alone", "–", uses_unlabeled=False),
-    "upper-bound": Entry(
-        Baseline, Settings, "the labels of all images, for comparison", "–", uses_unlabeled=False, uses_truth=True
-    ),
+    "upper-bound": Entry(Baseline, Settings, "all labels, for comparison", "–", uses_unlabeled=False, uses_truth=True),
     "self-train": Entry(
         SelfTraining,
         SelfTrainingSettings,
-        "soft labels from the current model",
+        "soft labels from the model itself",
         "Grandvalet & Bengio 2004",
         {"align": "none", "queue": "none", "teacher": "none"},
     ),
     "fixmatch": Entry(
         FixMatch,
         FixMatchSettings,
-        "strong views learn confident labels of weak ones",
+        "confident labels for strong views",
         "Sohn et al. 2020",
         {"align": "none", "queue": "none", "teacher": "none", "soft": False, "weight_ramp": False},
         multi_label=False,
@@ -57,49 +55,49 @@ METHODS: dict[str, Entry] = {
     "glm": Entry(
         GLM,
         GLMSettings,
-        "samples mixed at the input or a hidden layer",
+        "samples mixed at input or hidden layers",
         "Gyawali et al. 2020",
         {"align": "none", "queue": "none", "teacher": "none", "weight": 75.0},
     ),
     "nm": Entry(
         NeighborMatching,
         NeighborMatchingSettings,
-        "labels from neighbours in a memory of labeled features",
+        "labels from neighbours in feature space",
         "Wang et al. 2021",
-        {"align": "none", "queue": "none", "passes": "two"},
+        {"align": "none", "queue": "none", "passes": "two", "teacher_update": "step", "teacher_momentum": 0.999},
     ),
     "bis": Entry(
         BiS,
         BiSSettings,
-        "FixMatch, resampled from random to class-balanced",
+        "FixMatch, more and more class-balanced",
         "He et al. 2021",
         {"align": "none", "queue": "none", "teacher": "none", "soft": False, "weight_ramp": False},
     ),
     "lsse": Entry(
         LSSE,
         LSSESettings,
-        "an ensemble over the latent space of an auto-encoder",
+        "an ensemble over a random latent space",
         "Gyawali et al. 2019",
         {"lr": 1e-4},
     ),
     "da": Entry(
         SelfTraining,
         SelfTrainingSettings,
-        "self-training with class-agnostic alignment, no queue",
+        "class-agnostic alignment, no queue",
         "Berthelot et al. 2020",
         {"align": "da", "queue": "none"},
     ),
     "vcq": Entry(
         SelfTraining,
         SelfTrainingSettings,
-        "self-training with the Variable Condition Queue, no alignment",
+        "Variable Condition Queue, no alignment",
         "Huang et al. 2023",
         {"align": "none"},
     ),
     "csda": Entry(
         SelfTraining,
         SelfTrainingSettings,
-        "class-specific alignment with the Variable Condition Queue",
+        "class-specific alignment and the queue",
         "Huang et al. 2023",
     ),
 }

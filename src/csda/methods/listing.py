@@ -2,47 +2,83 @@
 
 from __future__ import annotations
 
-from typing import get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
-from csda.config import RunConfig, Settings
-from csda.methods import METHODS
+from csda.config import RunConfig
+from csda.methods import METHODS, Entry
 
 
 def methods_table() -> Table:
-    """A line for each method: what it is, where it comes from, what it needs, and the settings that make it."""
-    table = Table("method", "what it is", "paper", "needs", "is made by", title="Methods")
+    """A line for each method: what it is, where it comes from, what it needs beside labels."""
+    table = _table("method", "what it is", "paper", "needs")
     for name, entry in METHODS.items():
-        needs = "labels of all images" if entry.uses_truth else "unlabeled images" if entry.uses_unlabeled else "labels"
-        made_by = ", ".join(f"{key}={value}" for key, value in entry.defaults.items())
-        table.add_row(name, entry.summary, entry.paper, needs, made_by)
-    table.caption = "`csda methods NAME` lists the settings of one, for --set."
+        table.add_row(Text(name, "bold"), entry.summary, entry.paper, _needs(entry))
+    table.caption = (
+        "`csda methods NAME` lists the settings of one. Alignment and queue go on self-train, fixmatch, glm, nm and "
+        "bis with --set align=csda --set queue=vcq; da, vcq and csda are self-train with a teacher and these parts."
+    )
     return table
 
 
 def settings_table(name: str) -> Table:
-    """All settings of a method with their defaults; first those that every method has."""
+    """All settings of a method with their defaults: its own, those it shares with others, those of every run."""
     entry = METHODS[name]
-    table = Table("setting", "default", "values", "meaning", title=f"Settings of {name}")
-    for settings, defaults in ((RunConfig, {}), (entry.settings, entry.defaults)):
-        for key, field in settings.model_fields.items():
-            if key != "method_settings":
-                default = defaults.get(key, field.default)
-                table.add_row(
-                    key, "–" if default is None else str(default), _values(settings, key), field.description or ""
-                )
+    table = _table("setting", "default", "values", "meaning")
+    table.title = f"{name}: {entry.summary}" + (f" ({entry.paper})" if entry.uses_unlabeled else "")
+    fields = entry.settings.model_fields
+    own = {key: field for key, field in fields.items() if key in entry.settings.__annotations__}
+    shared = {key: field for key, field in fields.items() if key not in own}
+    every = {key: field for key, field in RunConfig.model_fields.items() if key != "method_settings"}
+    fixed = {"method": name, **entry.defaults}
+    for section in (own, shared, every):
+        for key, field in section.items():
+            default = Text(_value(fixed.get(key, field.default)), "bold" if key in fixed else "")
+            table.add_row(key, default, Text(_kind(field.annotation)), Text(field.description or ""))
         table.add_section()
+    table.caption = "Any of them with --set setting=value. Bold is what the name stands for; presets change others."
     return table
 
 
-def _values(settings: type[Settings], key: str) -> str:
-    annotation = settings.model_fields[key].annotation
-    if get_origin(annotation) is None:
-        return getattr(annotation, "__name__", str(annotation))
-    names = [
-        str(part) if isinstance(part, str) else getattr(part, "__name__", str(part))
-        for part in get_args(annotation)
-        if part is not type(None)
-    ]
-    return " | ".join(names).replace("typing.", "")
+def _table(*columns: str) -> Table:
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
+    table.columns[0].no_wrap = True
+    return table
+
+
+def _needs(entry: Entry) -> str:
+    if entry.uses_truth:
+        return "all labels"
+    if not entry.uses_unlabeled:
+        return "labels"
+    return "unlabeled images" if entry.multi_label else "unlabeled, one class"
+
+
+def _value(value: Any) -> str:
+    """A value as `--set` takes it."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    return str(value)
+
+
+def _kind(annotation: Any) -> str:
+    """What values a setting takes: its choices, or the kind of them."""
+    if annotation is type(None) or annotation is Ellipsis:
+        return ""
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(choice) for choice in get_args(annotation))
+    if parts := get_args(annotation):
+        joined = " | ".join(filter(None, map(_kind, parts)))
+        return f"[{joined}, …]" if get_origin(annotation) in (tuple, list) else joined
+    names = {str: "text", bool: "true | false", int: "whole number", float: "number"}
+    return names.get(annotation, "")
