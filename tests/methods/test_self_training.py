@@ -1,0 +1,190 @@
+"""Self-training: Algorithm 1's order, when teacher, marginals and queue are renewed, and η."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from csda.methods.self_training import SelfTraining
+from csda.models.two_stream import TwoStream
+from reference.trainings import Training, make_training
+
+
+def _training(name: str = "csda", **settings: Any) -> tuple[Training, SelfTraining]:
+    training = make_training(name, **settings)
+    assert isinstance(training.method, SelfTraining)
+    return training, training.method
+
+
+def _events(training: Training, method: SelfTraining, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens from here on, in its order."""
+    events: list[str] = []
+
+    def watch(owner: object, name: str, event: str) -> None:
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def wrapped(*arguments: Any) -> Any:
+            events.append(event)
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    watch(training.model, "update_teacher", "teacher")
+    watch(method.refinement, "observe_labeled", "λ^x")
+    watch(method.refinement, "refine", "λ^u")
+    watch(method.refinement, "push", "queue")
+    watch(method, "learn", "train")
+    return events
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"order": "train_first"}, ["teacher", "train", "λ^x", "λ^u", "queue"]),
+        ({"order": "update_first"}, ["teacher", "λ^x", "λ^u", "queue", "train"]),
+        ({"refresh": "epoch", "teacher_update": "epoch"}, ["train"]),
+        ({"queue": "none", "order": "train_first"}, ["teacher", "λ^x", "λ^u", "train"]),
+        ({"teacher": "none"}, ["λ^x", "λ^u", "queue", "train"]),
+        ({"labeled_from": "student", "order": "train_first"}, ["teacher", "train", "λ^x", "λ^u", "queue"]),
+    ],
+)
+def test_a_step_keeps_the_order_of_its_settings(
+    settings: dict[str, str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, method = _training(**settings)
+    training.begin()
+    events = _events(training, method, monkeypatch)
+    training.step()
+    assert events == expected
+
+
+def test_by_epoch_teacher_marginals_and_queue_are_renewed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, method = _training(refresh="epoch", teacher_update="epoch", refresh_batch_size=5)
+    training.begin()
+    events = _events(training, method, monkeypatch)
+    training.step()
+    training.step()
+    method.end_epoch(training.model, training.labeled_set, training.pool)
+    # Twelve unlabeled images are three batches of five at most.
+    assert events == ["train", "train", "teacher", *["λ^x", "λ^u", "queue"] * 3]
+
+
+def test_by_step_the_epoch_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, method = _training()
+    training.begin()
+    events = _events(training, method, monkeypatch)
+    method.end_epoch(training.model, training.labeled_set, training.pool)
+    assert events == []
+
+
+def _move_student(model: TwoStream) -> None:
+    with torch.no_grad():
+        for parameter in model.student.parameters():
+            parameter.add_(1.0)
+
+
+@pytest.mark.parametrize(("update", "after_step", "after_epoch"), [("step", 0.25, 0.25), ("epoch", 0.0, 0.25)])
+def test_the_teacher_follows_by_step_or_by_epoch(update: str, after_step: float, after_epoch: float) -> None:
+    training, method = _training(teacher_update=update, teacher_momentum=0.75)
+    training.begin()
+    weight = training.model.teacher[0][0].weight
+    before = weight.clone()
+    _move_student(training.model)
+    training.step()
+    torch.testing.assert_close(weight - before, torch.full_like(before, after_step))
+    method.end_epoch(training.model, training.labeled_set, training.pool)
+    torch.testing.assert_close(weight - before, torch.full_like(before, after_epoch))
+
+
+@pytest.mark.parametrize(("start", "equal"), [("copy", True), ("initial", False)])
+def test_the_teacher_starts_as_a_copy_or_stays_as_it_began(start: str, equal: bool) -> None:
+    training, _ = _training(teacher_start=start)
+    _move_student(training.model)
+    training.begin()
+    assert torch.equal(training.model.teacher[0][0].weight, training.model.student[0][0].weight) == equal
+
+
+def test_the_beginning_takes_the_marginals_from_one_exact_pass() -> None:
+    training, method = _training(queue="none")
+    training.begin()
+    images = training.labeled_set(torch.arange(8), "plain")
+    probs, labels = training.model.teach(images).softmax(-1), training.labeled_set.targets
+    expected = torch.stack([probs[labels == label].mean(0) for label in range(4)])
+    torch.testing.assert_close(method.refinement.marginals.labeled, expected)
+    torch.testing.assert_close(method.refinement.marginals.unlabeled, expected)
+
+
+@pytest.mark.parametrize("progress", [0.25, 1.0])
+def test_the_weight_of_unlabeled_samples_grows_with_the_training(progress: float) -> None:
+    training, _ = _training("da", weight=3.0)
+    training.begin()
+    output = training.step(progress=progress)
+    expected = output.logs["labeled_loss"] + 3.0 * progress * output.logs["unlabeled_loss"]
+    torch.testing.assert_close(output.loss.detach(), expected)
+
+
+def test_without_a_queue_the_batch_itself_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, method = _training("self-train")
+    training.begin()
+    seen: dict[str, Tensor] = {}
+    compute = method.learn
+
+    def watch(model: TwoStream, images: Tensor, labels: Tensor, samples: Any, targets: Tensor, mask: Tensor) -> Any:
+        seen.update(indices=samples.indices, targets=targets, mask=mask)
+        return compute(model, images, labels, samples, targets, mask)
+
+    monkeypatch.setattr(method, "learn", watch)
+    training.seed(3)
+    training.step(unlabeled=torch.tensor([9, 2, 4]))
+    assert seen["indices"].tolist() == [9, 2, 4]
+    assert seen["mask"].all()
+    training.seed(3)
+    training.labeled_set.batch(torch.arange(6)).weak()
+    guessed = training.model.guess(training.pool(torch.tensor([9, 2, 4]), "weak")).softmax(-1)
+    torch.testing.assert_close(seen["targets"], guessed, atol=1e-4, rtol=1e-3)
+
+
+def test_with_a_queue_its_samples_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, method = _training("vcq")
+    training.begin()
+    queue = method.refinement.queue
+    assert queue is not None
+    seen = []
+    compute = method.unlabeled_loss
+
+    def watch(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        seen.append((targets, mask))
+        return compute(logits, targets, mask)
+
+    monkeypatch.setattr(method, "unlabeled_loss", watch)
+    training.step()
+    _, aligned, mask = queue.contents()
+    assert mask.any()
+    assert torch.equal(seen[0][0], aligned)
+    assert torch.equal(seen[0][1], mask)
+
+
+def test_hard_labels_are_made_of_what_is_queued() -> None:
+    training, method = _training(soft=False)
+    training.begin()
+    queue = method.refinement.queue
+    assert queue is not None
+    targets = queue.targets[queue.mask]
+    assert (targets.amax(-1) < 1).any()
+    assert set(method.refinement.targets(targets).flatten().tolist()) == {0.0, 1.0}
+
+
+def test_rebuilding_empties_the_queue_first() -> None:
+    training, method = _training(refresh="epoch", rebuild=True, repeats="keep", delta=1.0, refresh_batch_size=12)
+    training.begin()
+    queue = method.refinement.queue
+    assert queue is not None
+    with torch.no_grad():
+        queue.indices.fill_(11)
+        queue.mask.fill_(True)
+    method.end_epoch(training.model, training.labeled_set, training.pool)
+    assert (queue.indices[queue.mask] == 11).sum() <= 1
