@@ -18,6 +18,8 @@ import torch
 import typer.main
 
 from csda.cli import app
+from csda.report import write_report
+from tiny import train_tiny
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -199,3 +201,24 @@ def test_the_text_and_its_pictures_have_the_same_numbers() -> None:
         (names["labeled_marginal"], names["unlabeled_marginal"]), explain.agnostic_marginals(), strict=True
     ):
         torch.testing.assert_close(shown, drawn)
+
+
+# --- the run folder -------------------------------------------------------------------------------------------------
+
+
+def _first_cells(page: Path, heading: str) -> set[str]:
+    """The names in code in the first column of the table under a heading."""
+    section = page.read_text(encoding="utf-8").partition(f"# {heading}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_the_run_folder_is_described(tiny_images: Path, tmp_path: Path) -> None:
+    page = DOCS / "reference" / "run-folder.md"
+    run = train_tiny(tiny_images, tmp_path / "run", tensorboard=True)
+    write_report(run.folder)
+    files = {path.name + "/" * path.is_dir() for path in run.folder.iterdir()}
+    assert _first_cells(page, "The run folder") == files
+    assert _first_cells(page, "metrics.jsonl") == {key for row in run.metrics for key in row}
+    assert _first_cells(page, "history.npz") == set(run.history)
+    assert _first_cells(page, "result.json") == set(run.result)
