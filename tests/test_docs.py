@@ -19,6 +19,7 @@ import typer.main
 
 from csda.cli import app
 from csda.report import write_report
+from csda.runs import Run
 from tiny import train_tiny
 
 ROOT = Path(__file__).parent.parent
@@ -75,6 +76,20 @@ def test_the_loop_of_ones_own_is_short_and_learns() -> None:
     # The rarest class is a fifteenth of the pool; the queue holds a larger share of it.
     assert queued[2] / queued.sum() > 0.1
     assert (names["model"](names["pool"]).argmax(-1) == truth).float().mean() > 0.7
+
+
+def test_prediction_from_python(
+    tiny_run: Run, tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [(code, _)] = _blocks(DOCS / "how-to" / "own-images.md", "python")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a").symlink_to(tiny_run.folder)
+    (tmp_path / "new_images").mkdir()
+    (tmp_path / "new_images" / "001.jpg").write_bytes((tiny_images / "rare" / "00.png").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["probabilities"].shape == (1, len(tiny_run.classes))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
