@@ -1,0 +1,434 @@
+"""Trainings as a program makes them: repeatable, resumable, and blind to what nobody labeled."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import csda
+from csda import metrics, session
+from csda.config import RunConfig
+from csda.data.records import Split
+from csda.errors import ConfigError, DataError, RunError
+from csda.progress import Reporter
+from csda.runs import Run
+from csda.session import Session, prepare_data
+from csda.training import configure, unused_folder
+from tiny import LABELS, QUEUE, SETTINGS, make_images, train_tiny
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+        self.steps = 0
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+
+
+class Stop(Notes):
+    """Presses Ctrl-C when the first epoch has ended."""
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+
+def _bytes(run: Run, name: str = "predictions.csv") -> bytes:
+    return (run.folder / name).read_bytes()
+
+
+def _session(images: Path, **chosen: Any) -> Session:
+    config = configure(SETTINGS | QUEUE | {"data": str(images), "labels": LABELS} | chosen)
+    return Session(config, prepare_data(config, None, Reporter()))
+
+
+# --- repeatable --------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_others(
+    tiny_images: Path, tiny_run: Run, tmp_path: Path
+) -> None:
+    again = train_tiny(tiny_images, tmp_path / "again")
+    for name in ("predictions.csv", "pseudo_labels.csv", "split.csv", "model.safetensors"):
+        assert _bytes(again, name) == _bytes(tiny_run, name), name
+    other = train_tiny(tiny_images, tmp_path / "other", seed=1)
+    assert _bytes(other, "split.csv") != _bytes(tiny_run, "split.csv")
+    assert _bytes(other) != _bytes(tiny_run)
+    same_split = train_tiny(
+        tiny_images, tmp_path / "same", seed=1, split=str(tiny_run.folder / "split.csv"), labels=LABELS
+    )
+    assert [row.id for row in same_split.split] == [row.id for row in tiny_run.split]
+    assert _bytes(same_split) != _bytes(tiny_run)
+
+
+def test_the_estimate_of_the_time_changes_nothing(
+    tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "_epoch_seconds", lambda self: 40.0)
+    reporter = Notes()
+    run = train_tiny(tiny_images, tmp_path / "run", reporter=reporter)
+    assert _bytes(run) == _bytes(tiny_run)
+    assert reporter.notes[-1] == (
+        f"No GPU: preset quick, 3 epochs of 4 steps on 32×32 images, about 2 min 0 s; the run is in {run.folder}"
+    )
+    assert reporter.steps == 12
+
+
+def test_the_estimate_is_near_the_truth(tiny_images: Path) -> None:
+    held = _session(tiny_images, steps_per_epoch=30)
+    before = {name: value.clone() for name, value in held.model.state_dict().items()}
+    estimate = held._epoch_seconds()
+    for name, value in held.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    held.begin_epoch(1)
+    held.method.begin(held.model, held.parts.labeled, held.parts.unlabeled)
+    actual = sum(session._seconds(held.engine.step, held.step, *inputs) for inputs in held.sample(1))
+    actual += session._seconds(lambda: held.evaluate(guesses=True))
+    assert 0.2 * actual < estimate < 5 * actual
+
+
+def test_no_label_of_an_unlabeled_image_reaches_the_training(
+    tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split_dataset = session.split_dataset
+
+    def scramble(*arguments: Any, **options: Any) -> Split:
+        split = split_dataset(*arguments, **options)
+        assert all(record.label is None for record in split.unlabeled)
+        ids, labels = list(split.truth), list(split.truth.values())
+        return replace(split, truth=dict(zip(ids, labels[7:] + labels[:7], strict=True)))
+
+    monkeypatch.setattr(session, "split_dataset", scramble)
+    run = train_tiny(tiny_images, tmp_path / "run")
+    assert _bytes(run, "truth.csv") != _bytes(tiny_run, "truth.csv")
+    for name in ("predictions.csv", "pseudo_labels.csv", "model.safetensors"):
+        assert _bytes(run, name) == _bytes(tiny_run, name), name
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def test_resuming_where_nothing_is_starts_from_the_beginning(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
+    run = train_tiny(tiny_images, tmp_path / "new", resume=True)
+    assert _bytes(run) == _bytes(tiny_run)
+
+
+def test_resuming_before_the_first_checkpoint_starts_from_the_beginning(
+    tiny_images: Path, tiny_run: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(tiny_images, out, reporter=Stop(), checkpoint_seconds=1000)
+    assert not (out / "checkpoint.pt").exists()
+    run = train_tiny(tiny_images, out, resume=True, checkpoint_seconds=1000)
+    assert _bytes(run) == _bytes(tiny_run)
+    assert [row["epoch"] for row in run.metrics] == [1, 2, 3]
+
+
+def test_a_finished_run_stays_as_it_is(tiny_images: Path, tiny_run: Run) -> None:
+    reporter = Notes()
+    written = (tiny_run.folder / "result.json").stat().st_mtime_ns
+    run = train_tiny(tiny_images, tiny_run.folder, resume=True, reporter=reporter, tensorboard=True)
+    assert run.folder == tiny_run.folder
+    assert reporter.notes == [f"{run.folder}: this run has already finished"]
+    assert (tiny_run.folder / "result.json").stat().st_mtime_ns == written
+
+
+def test_other_settings_are_listed_and_stop_a_resume(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
+    changes = {"epochs": 5, "gamma": 0.5, "seed": 3, "tensorboard": True}
+    with pytest.raises(RunError) as caught:
+        train_tiny(tiny_images, tiny_run.folder, resume=True, **changes)
+    message = str(caught.value)
+    for difference in ("epochs: 3 → 5", "gamma: 1.0 → 0.5", "seed: 0 → 3"):
+        assert difference in message
+    assert str(tiny_run.folder) in message
+    assert "tensorboard" not in message
+    with pytest.raises(RunError, match="method: 'csda' → 'baseline'"):
+        csda.train(tiny_images, method="baseline", out=tiny_run.folder, resume=True, reporter=Reporter())
+    with pytest.raises(ConfigError, match="--resume needs --out"):
+        csda.train(tiny_images, resume=True)
+
+
+def test_a_resumed_run_needs_no_settings_and_knows_its_epochs(tiny_images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(tiny_images, out, reporter=Stop())
+    reporter = Notes()
+    run = csda.train(out=out, resume=True, reporter=reporter)
+    assert "2 of 3 epochs left of 4 steps" in reporter.notes[-1]
+    assert [row["epoch"] for row in reporter.rows] == [2, 3]
+    assert [row["epoch"] for row in run.metrics] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["upper-bound", "baseline"])
+def test_supervised_methods_resume(method: str, tiny_images: Path, tmp_path: Path) -> None:
+    whole = train_tiny(tiny_images, tmp_path / "whole", method=method)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(tiny_images, out, method=method, reporter=Stop())
+    run = train_tiny(tiny_images, out, method=method, resume=True)
+    assert _bytes(run) == _bytes(whole)
+
+
+def test_upper_bound_trains_on_the_truth(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
+    run = train_tiny(tiny_images, tmp_path / "run", method="upper-bound")
+    labeled = {row.id: row.label for row in run.split if row.split == "labeled"}
+    expected = {row.id: row.label for row in tiny_run.split if row.split == "labeled"} | tiny_run.truth
+    assert labeled == expected
+    assert not any(row.split == "unlabeled" for row in run.split)
+    assert run.truth == {}
+    for part in ("val", "test"):
+        ids = [[row.id for row in one.split if row.split == part] for one in (run, tiny_run)]
+        assert ids[0] == ids[1]
+    held = _session(tiny_images, method="upper-bound") if False else None
+    assert held is None
+    assert len((run.folder / "pseudo_labels.csv").read_text().splitlines()) == 1
+
+
+def test_an_interrupted_run_with_changed_images_is_refused(tiny_images: Path, tmp_path: Path) -> None:
+    images, out = Path(shutil.copytree(tiny_images, tmp_path / "images")), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(images, out, reporter=Stop())
+    (images / "rare" / "03.png").unlink()
+    with pytest.raises(DataError, match=r"split\.csv, row \d+: 'rare/03\.png' is no image of"):
+        train_tiny(images, out, resume=True)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_quick_is_what_a_machine_without_a_gpu_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert configure({}).preset == "quick"
+    assert configure({"preset": "paper"}).preset == "paper"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert configure({}).preset == "default"
+
+
+def test_a_setting_given_twice_is_refused(tiny_images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seed is given twice"):
+        csda.train(tiny_images, seed=1, out=tmp_path / "run", settings={"seed": 2})
+
+
+def test_prior_correction_divides_by_the_labeled_frequencies(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
+    # With one epoch both runs choose the same.
+    plain = train_tiny(tiny_images, tmp_path / "plain", epochs=1)
+    corrected = train_tiny(tiny_images, tmp_path / "corrected", epochs=1, prior_correction="labeled")
+    labels = plain.labels_of("labeled")
+    divided = plain.predictions.probs / (np.bincount(labels) / len(labels))
+    expected = divided / divided.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(corrected.predictions.probs, expected, rtol=1e-5)
+    assert not np.allclose(corrected.predictions.probs, plain.predictions.probs, atol=1e-3)
+    assert corrected.result["mca"] == plain.result["mca_prior"]
+    with corrected.folder.joinpath("predictions.csv").open(newline="") as file:
+        chosen = [row[3] for row in csv.reader(file)][1:]
+    assert chosen == [plain.classes[k] for k in expected.argmax(axis=1)]
+
+
+@pytest.mark.parametrize("epochs", [256, 40, 3])
+def test_learning_rate_falls_after_50_and_125_of_256_epochs(epochs: int, tiny_images: Path) -> None:
+    held = _session(tiny_images, epochs=epochs, lr=1.0)
+    rates = [held.begin_epoch(epoch) for epoch in range(1, epochs + 1)]
+    first, second = math.ceil(epochs * 50 / 256), math.ceil(epochs * 125 / 256)
+    expected = [1.0] * first + [0.1] * (second - first) + [0.01] * (epochs - second)
+    assert rates == pytest.approx(expected)
+    assert held.optimizer.param_groups[0]["lr"] == rates[-1]
+
+
+@pytest.mark.parametrize("ramp", ["epoch", "step"])
+def test_progress_grows_by_epoch_or_by_step(ramp: str, tiny_images: Path) -> None:
+    held = _session(tiny_images, ramp=ramp, epochs=2)
+    values = []
+    for epoch in (1, 2):
+        held.begin_epoch(epoch)
+        values += [float(progress) for _, _, progress in held.sample(epoch)]
+    assert len(set(values)) == (2 if ramp == "epoch" else 8)
+    assert values == sorted(values)
+    assert values[-1] == 1.0
+
+
+def test_warm_up_for_the_whole_run_is_the_baseline(tiny_images: Path, tmp_path: Path) -> None:
+    run = train_tiny(tiny_images, tmp_path / "run", warm_up_epochs=3)
+    baseline = train_tiny(tiny_images, tmp_path / "baseline", method="baseline")
+    assert _bytes(run) == _bytes(baseline)
+
+
+def test_folders_have_the_names_of_what_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = configure({"method": "vcq", "seed": 4})
+    assert unused_folder(config) == Path("runs/synthetic-vcq-4")
+    Path("runs/synthetic-vcq-4").mkdir(parents=True)
+    assert unused_folder(config) == Path("runs/synthetic-vcq-4-2")
+    assert unused_folder(RunConfig(data="..")).parts[0] == "runs"
+
+
+def test_environment_tells_where_a_run_was_made(tiny_run: Run) -> None:
+    environment = tiny_run.environment
+    assert environment["csda"] == csda.__version__
+    assert environment["torch"] == torch.__version__
+    assert environment["threads"] == 1
+    assert environment["classes"] == list(tiny_run.classes)
+
+
+def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert session._commit() is None
+
+
+def test_the_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = tmp_path / "git"
+    git.write_text(f"#!/bin/sh\necho {tmp_path}\necho 0123456789abcdef\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert session._commit() is None
+
+
+# --- data that cannot be trained on ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_loss_that_is_not_finite_stops_with_a_way_out(epochs: int, tiny_images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(RunError, match=r"not finite in epoch \d; give a lower lr than 1e\+30"):
+        train_tiny(tiny_images, out, epochs=epochs, lr=1e30)
+    assert not (out / "result.json").exists()
+    assert not (out / "predictions.csv").exists()
+
+
+def _split_csv(path: Path, run: Run, **parts: str) -> Path:
+    """The run's split with the part of some classes changed."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("id", "split", "label"))
+        for row in run.split:
+            label = row.id.partition("/")[0]
+            part = parts.get(f"{row.split}_{label}", row.split)
+            writer.writerow((row.id, part, "" if part == "unlabeled" else label))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"labeled_rare": "unlabeled"}, "no labeled image of rare"),
+        ({f"val_{name}": "test" for name in ("common", "label", "rare")}, "has no validation image"),
+        ({f"test_{name}": "val" for name in ("common", "label", "rare")}, "has no test image"),
+        ({"val_rare": "test", "val_label": "test"}, "validation images are all of one class"),
+    ],
+    ids=["class without label", "no validation", "no test", "one class in validation"],
+)
+def test_a_split_that_cannot_be_trained_on_is_refused(
+    parts: dict[str, str], message: str, tiny_images: Path, tiny_run: Run, tmp_path: Path
+) -> None:
+    split = _split_csv(tmp_path / "mine.csv", tiny_run, **parts)
+    with pytest.raises(DataError, match=message):
+        train_tiny(tiny_images, tmp_path / "run", split=str(split))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_test_part_of_one_class_has_no_auc_and_says_so(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
+    split = _split_csv(tmp_path / "mine.csv", tiny_run, test_rare="val", test_label="val")
+    out = tmp_path / "run"
+    whole = train_tiny(tiny_images, tmp_path / "whole", split=str(split))
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(tiny_images, out, split=str(split), reporter=Stop())
+    run = train_tiny(tiny_images, out, split=str(split), resume=True)
+    assert run.result["auc"] is run.result["auc_last20"] is None
+    assert run.result | {"seconds": 0} == whole.result | {"seconds": 0}
+    assert any("test part has no image of" in remark for remark in run.remarks)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "message"),
+    [
+        ({"labels": "1000"}, DataError, "1000"),
+        ({"labels": "2"}, DataError, "cannot cover every class|at least"),
+        ({"labels": "100%"}, DataError, "no unlabeled images for method 'csda'"),
+        ({"labels": "some"}, ConfigError, "`some` is no number of images"),
+        ({"source": "radiology"}, ConfigError, "source = 'radiology' is unknown"),
+        ({"device": "tpu"}, ConfigError, "device = 'tpu' is unknown"),
+        ({"device": "cuda"}, ConfigError, "device = 'cuda' is not available here"),
+        ({"backbone": "vgg"}, ConfigError, "backbone = 'vgg' is unknown"),
+        ({"image_size": 40}, ConfigError, "image_size = 40"),
+        ({"data": "nowhere"}, DataError, "nowhere: there is no such folder"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+    chosen: dict[str, Any], error: type[Exception], message: str, tiny_images: Path, tmp_path: Path
+) -> None:
+    settings = SETTINGS | QUEUE | {"data": str(tiny_images), "labels": LABELS} | chosen
+    with pytest.raises(error, match=message):
+        csda.train(out=tmp_path / "out" / "run", settings=settings, reporter=Reporter())
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_impossible_device_is_refused_before_images_are_decoded(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "open_pixels", lambda *arguments, **options: pytest.fail("decoded"))
+    for changes in ({"device": "cuda"}, {"backbone": "vgg"}, {"image_size": 33}):
+        with pytest.raises(ConfigError):
+            train_tiny(tiny_images, tmp_path / "run", **changes)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="not empty"):
+        train_tiny(tiny_images, tmp_path / "full")
+
+
+def test_images_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> None:
+    images = make_images(tmp_path / "images")
+    (images / "common" / "05.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"1 of 62 images .* cannot be read"):
+        train_tiny(images, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    run = train_tiny(images, tmp_path / "run", max_unreadable=0.1)
+    assert any("05.png" in remark for remark in run.remarks)
+    assert all(row.id != "common/05.png" for row in run.split)
+
+
+def test_several_labels_an_image(tmp_path: Path) -> None:
+    images = make_images(tmp_path / "images")
+    names = sorted(str(path.relative_to(images)) for path in images.rglob("*.png"))
+    rows = [
+        f"{name},{'red|cold' if 'common' in name and i % 3 else 'cold' if i % 2 else '(none)'}"
+        for i, name in enumerate(names)
+    ]
+    (images / "labels.csv").write_text("\n".join(["image,label", *rows]) + "\n")
+    run = train_tiny(images, tmp_path / "run", epochs=2)
+    assert run.multi_label
+    assert run.classes == ("cold", "red")
+    probs, labels = run.predictions.part("test")
+    assert labels.shape == probs.shape
+    assert run.result["auc"] == pytest.approx(metrics.auc(probs, labels), abs=1e-6)
+    assert run.result["mca"] == pytest.approx(metrics.mca(probs, labels), abs=1e-6)
+    with pytest.raises(ConfigError, match="prior_correction = 'labeled'"):
+        train_tiny(images, tmp_path / "other", prior_correction="labeled")
+
+
+def test_figures_of_an_epoch_are_written_and_reported_alike(tiny_images: Path, tmp_path: Path) -> None:
+    reporter = Notes()
+    run = train_tiny(tiny_images, tmp_path / "run", reporter=reporter)
+    assert json.loads(json.dumps(reporter.rows)) == run.metrics
+    assert {"epoch", "lr", "loss", "labeled_loss", "val_auc", "val_mca", "test_auc", "test_mca", "seconds"} <= set(
+        run.metrics[0]
+    )
+    assert {"pseudo_accuracy", "pseudo_mca", "flip_rate", "unlabeled_loss", "filled"} <= set(run.metrics[1])
