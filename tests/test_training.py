@@ -60,7 +60,7 @@ def _session(images: Path, **chosen: Any) -> Session:
     return Session(config, prepare_data(config, None, Reporter()))
 
 
-# --- repeatable --------------------------------------------------------------------------------------------------------
+# --- repeatable ----------------------------------------------------------------------------------------------
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_others(
@@ -123,7 +123,7 @@ def test_no_label_of_an_unlabeled_image_reaches_the_training(
         assert _bytes(run, name) == _bytes(tiny_run, name), name
 
 
-# --- resuming ---------------------------------------------------------------------------------------------------------
+# --- resuming -----------------------------------------------------------------------------------------------
 
 
 def test_resuming_where_nothing_is_starts_from_the_beginning(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
@@ -198,8 +198,6 @@ def test_upper_bound_trains_on_the_truth(tiny_images: Path, tiny_run: Run, tmp_p
     for part in ("val", "test"):
         ids = [[row.id for row in one.split if row.split == part] for one in (run, tiny_run)]
         assert ids[0] == ids[1]
-    held = _session(tiny_images, method="upper-bound") if False else None
-    assert held is None
     assert len((run.folder / "pseudo_labels.csv").read_text().splitlines()) == 1
 
 
@@ -212,7 +210,7 @@ def test_an_interrupted_run_with_changed_images_is_refused(tiny_images: Path, tm
         train_tiny(images, out, resume=True)
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# --- settings -----------------------------------------------------------------------------------------------
 
 
 def test_quick_is_what_a_machine_without_a_gpu_gets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +299,7 @@ def test_the_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path, monke
     assert session._commit() is None
 
 
-# --- data that cannot be trained on ------------------------------------------------------------------------------------
+# --- data that cannot be trained on --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -408,10 +406,8 @@ def test_images_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> No
 def test_several_labels_an_image(tmp_path: Path) -> None:
     images = make_images(tmp_path / "images")
     names = sorted(str(path.relative_to(images)) for path in images.rglob("*.png"))
-    rows = [
-        f"{name},{'red|cold' if 'common' in name and i % 3 else 'cold' if i % 2 else '(none)'}"
-        for i, name in enumerate(names)
-    ]
+    several = (("(none)", "cold", "red|cold")[i % 3] for i in range(len(names)))
+    rows = [f"{name},{labels}" for name, labels in zip(names, several, strict=True)]
     (images / "labels.csv").write_text("\n".join(["image,label", *rows]) + "\n")
     run = train_tiny(images, tmp_path / "run", epochs=2)
     assert run.multi_label

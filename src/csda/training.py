@@ -112,9 +112,7 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         row = {"epoch": epoch, "lr": learning_rate, **engine.figures(), **figures}
         row["seconds"] = time.perf_counter() - started
         if not np.isfinite([row["loss"], arrays["val_probs"].sum()]).all():
-            raise RunError(
-                f"NaN or infinite loss in epoch {epoch}; give a lower lr than {config.lr}, and another --out"
-            )
+            raise RunError(f"the loss is not finite in epoch {epoch}; give a lower lr than {config.lr}, another --out")
         run.write_epoch(row, arrays, rows)
         rows.append(row)
         if best == 0 or row["val_auc"] > rows[best - 1]["val_auc"]:

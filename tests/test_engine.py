@@ -1,0 +1,142 @@
+"""Devices, optimisers, and the step itself; here on the CPU, where steps are eager."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from csda.engine import Engine, choose_device, make_optimizer, restore_optimizer, set_learning_rate
+from csda.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Output:
+    loss: Tensor
+    logs: dict[str, Tensor] = field(default_factory=dict)
+
+
+def _weight(value: float = 2.0) -> nn.Parameter:
+    return nn.Parameter(torch.tensor([value]))
+
+
+def test_a_step_is_one_update_of_plain_gradient_descent() -> None:
+    weight = _weight()
+    optimizer = make_optimizer("sgd", [weight], CPU)
+    set_learning_rate(optimizer, 0.1)
+    engine = Engine(optimizer, CPU)
+    engine.step(lambda target: Output((weight - target).square().sum()), torch.tensor([1.0]))
+    assert weight.item() == pytest.approx(2.0 - 0.1 * 2 * (2.0 - 1.0))
+    engine.step(lambda target: Output((weight - target).square().sum()), torch.tensor([1.0]))
+    assert weight.item() == pytest.approx(1.8 - 0.1 * 2 * 0.8)
+
+
+def test_figures_are_means_over_the_steps_since_the_last_call() -> None:
+    weight = _weight(0.0)
+    optimizer = make_optimizer("sgd", [weight], CPU)
+    engine = Engine(optimizer, CPU)
+
+    def compute(value: Tensor) -> Output:
+        return Output(weight.sum() + value, {"double": 2 * value, "flag": (value > 2).float()})
+
+    for value in (1.0, 2.0, 6.0):
+        engine.step(compute, torch.tensor(value))
+    assert engine.figures() == pytest.approx({"loss": 3.0, "double": 6.0, "flag": 1 / 3})
+    engine.step(compute, torch.tensor(5.0))
+    assert engine.figures() == pytest.approx({"loss": 5.0, "double": 10.0, "flag": 1.0})
+
+
+def test_two_kinds_of_steps_keep_their_own_figures() -> None:
+    weight = _weight(0.0)
+    engine = Engine(make_optimizer("sgd", [weight], CPU), CPU)
+
+    def first(value: Tensor) -> Output:
+        return Output(weight.sum() + value)
+
+    def second(value: Tensor) -> Output:
+        return Output(weight.sum() + value, {"more": value})
+
+    engine.step(first, torch.tensor(1.0))
+    assert engine.figures() == {"loss": 1.0}
+    engine.step(second, torch.tensor(2.0))
+    assert engine.figures() == {"loss": 2.0, "more": 2.0}
+
+
+def test_bf16_computes_in_bf16_and_keeps_the_weights() -> None:
+    layer = nn.Linear(4, 4)
+    engine = Engine(make_optimizer("sgd", list(layer.parameters()), CPU), CPU, "bf16")
+    seen = []
+
+    def compute(images: Tensor) -> Output:
+        result = layer(images)
+        seen.append(result.dtype)
+        return Output(result.float().sum())
+
+    engine.step(compute, torch.ones(2, 4))
+    assert seen == [torch.bfloat16]
+    assert layer.weight.dtype == torch.float32
+
+
+def test_gradients_do_not_pile_up() -> None:
+    used, unused = _weight(), _weight()
+    optimizer = make_optimizer("sgd", [used, unused], CPU)
+    set_learning_rate(optimizer, 1.0)
+    engine = Engine(optimizer, CPU)
+    engine.step(lambda: Output((used * unused).sum()))
+    assert (used.item(), unused.item()) == (0.0, 0.0)
+    engine.step(lambda: Output(used.sum()))
+    assert (used.item(), unused.item()) == (-1.0, 0.0)
+
+
+def test_on_the_cpu_nothing_is_captured() -> None:
+    engine = Engine(make_optimizer("sgd", [_weight()], CPU), CPU, capture=True)
+    assert not engine.capture
+    assert engine.remark is None
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_an_optimiser_goes_on_where_it_was(name: str) -> None:
+    def steps(weight: nn.Parameter, optimizer: torch.optim.Optimizer, count: int) -> None:
+        set_learning_rate(optimizer, 0.1)
+        engine = Engine(optimizer, CPU)
+        for _ in range(count):
+            engine.step(lambda: Output(weight.square().sum()))
+
+    whole = _weight()
+    steps(whole, make_optimizer(name, [whole], CPU), 4)  # type: ignore[arg-type]
+    part = _weight()
+    first = make_optimizer(name, [part], CPU)  # type: ignore[arg-type]
+    steps(part, first, 2)
+    second = make_optimizer(name, [part], CPU)  # type: ignore[arg-type]
+    restore_optimizer(second, first.state_dict())
+    steps(part, second, 2)
+    assert part.item() == whole.item()
+
+
+def test_restoring_keeps_the_tensor_that_a_graph_reads() -> None:
+    weight = _weight()
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.Adam([weight], lr=rate)
+    restore_optimizer(optimizer, torch.optim.Adam([_weight()], lr=torch.tensor(0.1)).state_dict())
+    assert optimizer.param_groups[0]["lr"] is rate
+    set_learning_rate(optimizer, 0.25)
+    assert rate.item() == 0.25
+
+
+def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_device("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    for name, message in (("cuda", "not available"), ("mps", "not available"), ("toaster", "unknown"), ("", "unknown")):
+        with pytest.raises(ConfigError, match=f"device = '{name}' is {message}"):
+            choose_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("auto") == torch.device("cuda")
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match=r"device = 'cuda:2' does not exist; there are 2"):
+        choose_device("cuda:2")
