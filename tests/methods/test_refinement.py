@@ -1,0 +1,101 @@
+"""Alignment and queue as one part: what passes through, and what several labels an image change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from csda.alignment import align, align_agnostic
+from csda.methods.base import Task
+from csda.methods.refinement import Refinement, RefinementSettings
+
+
+def _refinement(classes: int = 3, *, multi_label: bool = False, **settings: Any) -> Refinement:
+    task = Task(classes, multi_label, (5,) * classes, num_labeled=20, num_unlabeled=50, image_size=32, channels=3)
+    return Refinement(task, RefinementSettings(**{"capacity": 12, **settings}))
+
+
+def _probs(count: int, classes: int = 3, seed: int = 0) -> Tensor:
+    return (2 * torch.randn(count, classes, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+
+
+LABELS = torch.arange(3).repeat(4)
+
+
+def test_without_alignment_guesses_pass_unchanged() -> None:
+    refinement = _refinement(align="none")
+    refinement.start(_probs(12), LABELS)
+    guesses = _probs(8, seed=1)
+    assert torch.equal(refinement.refine(guesses), guesses)
+
+
+def test_alignment_is_that_of_the_setting() -> None:
+    guesses = _probs(30, seed=1)
+    specific, agnostic = _refinement(align="csda"), _refinement(align="da")
+    for refinement in (specific, agnostic):
+        refinement.start(_probs(12), LABELS)
+    aligned = specific.refine(guesses)
+    torch.testing.assert_close(aligned, align(guesses, specific.marginals.labeled, specific.marginals.unlabeled))
+    aligned = agnostic.refine(guesses)
+    assert agnostic.agnostic is not None
+    expected = align_agnostic(guesses, agnostic.agnostic.labeled, agnostic.agnostic.unlabeled)
+    torch.testing.assert_close(aligned, expected)
+
+
+def test_each_label_is_aligned_as_a_problem_of_two_classes() -> None:
+    refinement = _refinement(multi_label=True)
+    random = torch.Generator().manual_seed(2)
+    labels = (torch.rand(40, 3, generator=random) < 0.4).float()
+    labeled, guesses = torch.rand(40, 3, generator=random), torch.rand(30, 3, generator=random)
+    refinement.start(labeled, labels)
+    aligned = refinement.refine(guesses)
+    assert refinement.marginals.labeled.shape == (3, 2, 2)
+    for label in range(3):
+        alone = _refinement(2)
+        alone.start(torch.stack((1 - labeled[:, label], labeled[:, label]), dim=-1), labels[:, label].long())
+        pairs = torch.stack((1 - guesses[:, label], guesses[:, label]), dim=-1)
+        torch.testing.assert_close(aligned[:, label], alone.refine(pairs)[:, 1])
+
+
+def test_a_sample_is_queued_under_the_label_that_exceeds_its_threshold_most() -> None:
+    refinement = _refinement(multi_label=True, delta=0.5)
+    assert refinement.queue is not None
+    marginals = refinement.marginals
+    # c^u of "present": thresholds min(c^u, δ) = 0.5, 0.2 and 0.5; of "absent" on average 0.3.
+    marginals.unlabeled_confidence.copy_(torch.tensor([[0.3, 0.9], [0.3, 0.2], [0.3, 0.6]]))
+    marginals.labeled_confidence.fill_(1.0)
+    aligned = torch.tensor(
+        [
+            [0.90, 0.30, 0.10],  # factors 1.8, 1.5, 0.2: label 0
+            [0.70, 0.30, 0.10],  # factors 1.4, 1.5, 0.2: label 1, although label 0 is likelier
+            [0.40, 0.10, 0.45],  # none exceeds its own; 1 − 0.45 > 0.3: "none"
+            [0.10, 0.10, 0.60],  # label 2
+        ]
+    )
+    refinement.push(torch.tensor([5, 6, 7, 8]), aligned)
+    indices, targets, mask = refinement.queue.contents()
+    held = {int(index): row for index, row in zip(indices[mask], refinement.queue.classes[mask].tolist(), strict=True)}
+    assert held == {5: 0, 6: 1, 7: 3, 8: 2}
+    for index, target in zip(indices[mask].tolist(), targets[mask], strict=True):
+        assert torch.equal(target, aligned[index - 5])
+
+
+def test_hard_targets_are_the_likeliest_class_or_the_likely_labels() -> None:
+    aligned = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]])
+    assert _refinement(soft=False).targets(aligned).tolist() == [[0, 1, 0], [1, 0, 0]]
+    aligned = torch.tensor([[0.2, 0.51, 0.9], [0.5, 0.3, 0.1]])
+    assert _refinement(soft=False, multi_label=True).targets(aligned).tolist() == [[0, 1, 1], [0, 0, 0]]
+    assert torch.equal(_refinement().targets(aligned), aligned)
+
+
+@pytest.mark.parametrize("queue", ["none", "vcq"])
+@pytest.mark.parametrize("align_by", ["none", "da", "csda"])
+def test_the_history_tells_what_the_parts_hold(align_by: str, queue: str) -> None:
+    names = set(_refinement(align=align_by, queue=queue).history())
+    expected = {"labeled_marginals", "unlabeled_marginals"}
+    expected |= {"temperatures"} if align_by == "csda" else set()
+    expected |= {"queue_counts"} if queue == "vcq" else set()
+    assert names == expected
