@@ -47,8 +47,8 @@ class Predictor:
         encoder = build_encoder(model["backbone"], self.image_size, self.channels, dropout=0.0)
         self._model = TwoStream(encoder, len(self.classes))
         # The teacher is not part of a finished model, and predicting leaves it out.
-        expected = {name for name in self._model.state_dict() if not name.startswith("teacher.")}
-        if weights.keys() != expected:
+        expected = {k: value.shape for k, value in self._model.state_dict().items() if not k.startswith("teacher.")}
+        if {k: value.shape for k, value in weights.items()} != expected:
             raise RunError(f"{run.folder / 'model.safetensors'}: not the weights of a {model['backbone']}; train anew")
         self._model.load_state_dict(weights, strict=False)
         self._model.to(choose_device(device)).eval()

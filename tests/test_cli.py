@@ -1,0 +1,185 @@
+"""The command line as people use it: what it prints, and how it says what went wrong."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from csda import cli, metrics
+from csda.runs import Run
+from tiny import arguments
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def csda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Runs a command as the shell would; exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["csda", *map(str, words)])
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        output, errors = capsys.readouterr()
+        return int(ending.value.code or 0), output, errors
+
+    return run
+
+
+def test_train_prints_epochs_a_table_and_where_the_report_is(csda: Command, tiny_images: Path, tmp_path: Path) -> None:
+    code, output, errors = csda(*arguments(tiny_images, tmp_path / "run", {}, "--quiet", "--seed", "3"))
+    assert (code, errors) == (0, "")
+    assert output.startswith("No GPU: preset quick, 3 epochs of 4 steps on 32×32 images, about ")
+    assert len(re.findall(r"^epoch \d/3 ", output, re.M)) == 3
+    assert f"Report: {tmp_path / 'run' / 'report.html'}" in output
+    assert "\x1b" not in output
+    run = Run(tmp_path / "run")
+    assert run.settings.seed == 3
+    assert "--seed 3" in run.environment["command"]
+    assert (run.folder / "report.html").is_file()
+    assert list((run.folder / "tensorboard").iterdir())
+
+
+def test_without_out_the_run_gets_a_folder_under_runs(csda: Command, tiny_images: Path, tmp_path: Path) -> None:
+    code, output, _ = csda(*arguments(tiny_images, None, {"epochs": 1, "tensorboard": "false"}))
+    assert code == 0
+    assert "the run is in runs/images-csda-0" in output
+    assert Run(tmp_path / "runs" / "images-csda-0").finished
+
+
+def test_evaluate_prints_each_class_with_intervals(csda: Command, tiny_run: Run) -> None:
+    code, output, errors = csda("evaluate", tiny_run.folder)
+    assert (code, errors) == (0, "")
+    for name in tiny_run.classes:
+        assert re.search(rf"^ *{name} +\d+ .*\[\d?\.\d{{3}}, \d?\.\d{{3}}\]", output, re.M)
+    probs, labels = tiny_run.predictions.part("test")
+    mean = next(line for line in output.splitlines() if line.strip().startswith("mean"))
+    assert f"{metrics.mca(probs, labels):.3f}".replace("0.", ".") in mean
+    assert f"{metrics.auc(probs, labels):.3f}".replace("0.", ".") in mean
+    assert "95 % bootstrap intervals" in output
+
+
+def test_predict_writes_a_row_an_image(csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path) -> None:
+    one, folder = tiny_images / "rare" / "00.png", tiny_images / "common"
+    code, printed, _ = csda("predict", tiny_run.folder, one, folder)
+    assert code == 0
+    rows = list(csv.reader(printed.splitlines()))
+    assert rows[0] == ["image", "predicted", *tiny_run.classes]
+    assert [row[0] for row in rows[1:]] == [str(one), *(str(path) for path in sorted(folder.iterdir()))]
+    for row in rows[1:]:
+        probs = np.array(row[2:], dtype=float)
+        assert row[1] == tiny_run.classes[probs.argmax()]
+        assert probs.sum() == pytest.approx(1, abs=1e-3)
+    code, message, _ = csda("predict", tiny_run.folder, one, folder, "--out", tmp_path / "table.csv")
+    assert (code, message) == (0, f"31 predictions in {tmp_path / 'table.csv'}\n")
+    assert (tmp_path / "table.csv").read_text() == printed
+
+
+def test_methods_are_listed(csda: Command) -> None:
+    code, output, _ = csda("methods")
+    assert code == 0
+    for name in ("csda", "baseline", "upper-bound"):
+        assert name in output
+    code, output, _ = csda("methods", "csda")
+    assert code == 0
+    assert "capacity" in output
+
+
+def _refused(result: tuple[int, str, str], *expected: str) -> str:
+    code, output, errors = result
+    assert code == 2, (output, errors)
+    assert errors.startswith("csda: ")
+    assert "Traceback" not in errors
+    for text in expected:
+        assert text in errors
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--set", "epocs=3"], "unknown setting 'epocs' for method 'csda': did you mean epochs"),
+        (["--set", "zzz=3"], "`csda methods csda` lists all settings"),
+        (["--set", "epochs=0"], "epochs = 0: input should be greater than or equal to 1"),
+        (["--set", "epochs=many"], "epochs = 'many'"),
+        (["--set", "dropout=1.5"], "dropout = 1.5"),
+        (["--set", "lr=nan"], "lr = nan"),
+        (["--set", "epochs"], "--set 'epochs' is not of the form key=value"),
+        (["--set", "seed=1", "--set", "seed=2"], "seed is set twice"),
+        (["--seed", "1", "--set", "seed=2"], "seed is given twice"),
+        (["--seed", "-1"], "seed = -1"),
+        (["--method", "cdsa"], "method = 'cdsa' is unknown; choose one of"),
+        (["--preset", "fast"], "preset = 'fast' is unknown; choose one of paper, default, quick"),
+        (["--source", "radiology"], "source = 'radiology' is unknown; choose one of"),
+        (["--set", "device=tpu"], "device = 'tpu' is unknown; give auto, cpu or cuda"),
+        (["--labels", "100000"], "100000"),
+        (["--labels", "few"], "`few` is no number of images; write 300, 10% (up to 100%) or 20/class"),
+        (["--split", "absent.csv"], "absent.csv"),
+        (["--resume"], "--resume needs --out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_message(
+    words: list[str], expected: str, csda: Command, tiny_images: Path, tmp_path: Path
+) -> None:
+    errors = _refused(csda("train", tiny_images, *words), expected)
+    assert len(errors.splitlines()) == 1
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"cache"}
+
+
+def test_folders_that_do_not_fit_are_named(csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path) -> None:
+    _refused(csda("train", "no/such/folder"), "no/such/folder: there is no such folder")
+    (tmp_path / "empty").mkdir()
+    _refused(csda("train", tmp_path / "empty"), "empty holds no images")
+    _refused(csda("train", tiny_images, "--out", tiny_run.folder), f"{tiny_run.folder}: holds a run; give --resume")
+    _refused(csda("train", tiny_images, "--out", tiny_images), f"{tiny_images}: not empty, and no run")
+    changed = csda("train", "--out", tiny_run.folder, "--resume", "--set", "epochs=9", "--seed", "2")
+    _refused(changed, f"{tiny_run.folder}: begun with other settings: ", "seed: 0 → 2", "epochs: 3 → 9")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_that_are_none_are_named(csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path) -> None:
+    image = tiny_images / "rare" / "00.png"
+    for words in (["evaluate", tmp_path], ["predict", tmp_path, image], ["report", tmp_path]):
+        _refused(csda(*words), f"{tmp_path}: no config.toml here, so this is no run folder; give one that `csda train`")
+    unfinished = shutil.copytree(tiny_run.folder, tmp_path / "unfinished")
+    for name in ("result.json", "predictions.csv", "history.npz"):
+        (unfinished / name).unlink()
+    for command in ("evaluate", "report"):
+        _refused(csda(command, unfinished), f"`csda train --out {unfinished} --resume` goes on with it")
+
+
+def test_images_that_cannot_be_read_are_named(csda: Command, tiny_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    Image.new("RGB", (8, 8)).save(tmp_path / "good.png")
+    (tmp_path / "empty").mkdir()
+    run, out = tiny_run.folder, tmp_path / "table.csv"
+    for name, problem in (("absent.png", "does not exist"), ("broken.png", "is not an image in a known format")):
+        _refused(csda("predict", run, "good.png", name, "--out", out), f"{name}: {problem}")
+    _refused(csda("predict", run, "empty", "--out", out), "empty: no images there")
+    assert not out.exists()
+    _refused(csda("predict", run, "good.png", "--out", "good.png/table.csv"), "good.png/table.csv: not a directory")
+    _refused(csda("predict", run, "good.png", "--out", "nowhere/table.csv"), "nowhere/table.csv: no such file or dir")
+
+
+def test_a_loss_that_is_not_finite_is_a_message(csda: Command, tiny_images: Path, tmp_path: Path) -> None:
+    words = arguments(tiny_images, tmp_path / "run", {"lr": 1e30, "tensorboard": "false"})
+    _refused(csda(*words), "csda: the loss is not finite in epoch 1; give a lower lr than 1e+30")
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_unknown_options_are_refused(csda: Command) -> None:
+    code, _, errors = csda("train", "--epoch", "3")
+    assert code == 2
+    assert "No such option" in errors
+    assert "Traceback" not in errors
