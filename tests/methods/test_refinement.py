@@ -11,6 +11,8 @@ from torch import Tensor
 from csda.alignment import align, align_agnostic
 from csda.methods.base import Task
 from csda.methods.refinement import Refinement, RefinementSettings
+from csda.methods.self_training import SelfTraining
+from reference.trainings import make_training
 
 
 def _refinement(classes: int = 3, *, multi_label: bool = False, **settings: Any) -> Refinement:
@@ -81,6 +83,21 @@ def test_a_sample_is_queued_under_the_label_that_exceeds_its_threshold_most() ->
     assert held == {5: 0, 6: 1, 7: 3, 8: 2}
     for index, target in zip(indices[mask].tolist(), targets[mask], strict=True):
         assert torch.equal(target, aligned[index - 5])
+
+
+def test_an_empty_queue_shows_labeled_images_and_a_filled_one_its_own() -> None:
+    """BatchNorm sees all that is shown, so it shall be real images in natural proportions."""
+    training = make_training("csda")
+    method = training.method
+    assert isinstance(method, SelfTraining)
+    labeled = training.labeled_set.batch(torch.tensor([4, 2, 6]))
+    batch, _, mask = method.refinement.queued(labeled, training.pool)
+    assert not mask.any()
+    assert torch.equal(batch.pixels, training.labeled_set.pixels[[4, 2, 6, 4, 2, 6, 4, 2]])
+    training.begin()
+    batch, _, mask = method.refinement.queued(labeled, training.pool)
+    assert mask.any()
+    assert torch.equal(batch.pixels, training.pool.pixels[batch.indices])
 
 
 def test_hard_targets_are_the_likeliest_class_or_the_likely_labels() -> None:

@@ -178,13 +178,14 @@ def test_hard_labels_are_made_of_what_is_queued() -> None:
     assert set(method.refinement.targets(targets).flatten().tolist()) == {0.0, 1.0}
 
 
-def test_rebuilding_empties_the_queue_first() -> None:
-    training, method = _training(refresh="epoch", rebuild=True, repeats="keep", delta=1.0, refresh_batch_size=12)
+@pytest.mark.parametrize("rebuild", [True, False])
+def test_rebuilding_empties_the_queue_before_it_is_renewed(rebuild: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    training, method = _training(refresh="epoch", rebuild=rebuild)
     training.begin()
     queue = method.refinement.queue
     assert queue is not None
-    with torch.no_grad():
-        queue.indices.fill_(11)
-        queue.mask.fill_(True)
+    assert queue.mask.any()
+    held: list[bool] = []
+    monkeypatch.setattr(method, "_refresh_all", lambda *_: held.append(bool(queue.mask.any())))
     method.end_epoch(training.model, training.labeled_set, training.pool)
-    assert (queue.indices[queue.mask] == 11).sum() <= 1
+    assert held == [not rebuild]
