@@ -223,6 +223,13 @@ def test_a_torn_or_foreign_checkpoint_is_refused(
     assert not (stopped / "result.json").exists()
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "history/00001.npz"])
+def test_a_checkpoint_without_its_epochs_is_refused(name: str, stopped: Path, tiny_images: Path) -> None:
+    (stopped / name).unlink()
+    with pytest.raises(RunError, match=r"lacks epochs that checkpoint\.pt has; delete checkpoint\.pt"):
+        train_tiny(tiny_images, stopped, resume=True)
+
+
 def test_the_way_out_leads_out(stopped: Path, tiny_images: Path, tiny_run: Run) -> None:
     (stopped / "checkpoint.pt").unlink()
     train_tiny(tiny_images, stopped, resume=True)
@@ -232,7 +239,7 @@ def test_the_way_out_leads_out(stopped: Path, tiny_images: Path, tiny_run: Run) 
 def test_any_flipped_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
     run = _written_run(tmp_path, ("a", "b"))
     weights = torch.arange(600.0)
-    run.save_checkpoint({"model": {"weights": weights}, "epoch": 1})
+    run.save_checkpoint({"model": {"weights": weights}, "epoch": 0})
     path = run.folder / "checkpoint.pt"
     whole = path.read_bytes()
     generator = random.Random(0)
@@ -248,7 +255,7 @@ def test_any_flipped_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
         else:
             assert state is not None
             assert torch.equal(state["model"]["weights"], weights)
-            assert state["epoch"] == 1
+            assert state["epoch"] == 0
     assert noticed > 100
 
 
@@ -280,9 +287,11 @@ def test_a_damaged_file_is_named(tiny_run: Run, tmp_path: Path) -> None:
     run = Run(shutil.copytree(tiny_run.folder, tmp_path / "run"))
     for name in ("history.npz", "model.safetensors", "result.json", "environment.json"):
         (run.folder / name).write_bytes((run.folder / name).read_bytes()[:-40] + b"\0" * 10)
-    for read in (lambda: run.history, run.read_weights, lambda: run.result, lambda: run.environment):
-        with pytest.raises(RunError, match=rf"{run.folder}/\S+: .*restore it"):
-            read()
+    for name in ("metrics.jsonl", "split.csv", "truth.csv"):
+        (run.folder / name).write_text((run.folder / name).read_text().rpartition(",")[0])
+    for read in ("history", "result", "environment", "metrics", "split", "truth", "read_weights"):
+        with pytest.raises(RunError, match=rf"{run.folder}/\S+: .*restore|{run.folder}/\S+, row \d+: .*restore"):
+            getattr(run, read)()
 
 
 def test_flipped_bytes_in_the_history_are_noticed(tiny_run: Run, tmp_path: Path) -> None:

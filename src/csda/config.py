@@ -55,8 +55,8 @@ class RunConfig(Settings):
     steps_per_epoch: int = Field(250, ge=1)
     warm_up_epochs: int = Field(1, ge=1, description="epochs on labels alone at the start")
     image_size: int = Field(128, ge=32)
-    batch_size: int = Field(128, ge=1, description="labeled images a step")
-    unlabeled_batch_size: int = Field(128, ge=1, description="unlabeled images a step")
+    batch_size: int = Field(128, ge=2, description="labeled images a step")
+    unlabeled_batch_size: int = Field(128, ge=2, description="unlabeled images a step")
     eval_batch_size: int = Field(512, ge=1)
 
     backbone: str = Field("alexnet", description="alexnet (the paper's) or resnet18")

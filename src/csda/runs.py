@@ -118,16 +118,20 @@ class Run:
 
     @cached_property
     def split(self) -> list[SplitRow]:
-        return [SplitRow(*cells) for cells in self._lines("split.csv")]
+        return [SplitRow(*cells) for cells in self._lines("split.csv", 4)]
 
     @cached_property
     def truth(self) -> dict[str, str]:
-        return {cells[0]: cells[1] for cells in self._lines("truth.csv")} if self._path("truth.csv").is_file() else {}
+        lines = self._lines("truth.csv", 2) if self._path("truth.csv").is_file() else ()
+        return {cells[0]: cells[1] for cells in lines}
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         path = self._path("metrics.jsonl")
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        except ValueError as error:
+            raise RunError(f"{path}: damaged ({error}); restore it or run the training anew") from None
 
     @cached_property
     def history(self) -> dict[str, Array]:
@@ -136,7 +140,8 @@ class Run:
     @cached_property
     def predictions(self) -> Predictions:
         # By position, since a class may be called like one of the first columns.
-        ids, splits, labels, _, *columns = zip(*self._lines("predictions.csv"), strict=True)
+        lines = self._lines("predictions.csv", 4 + len(self.classes))
+        ids, splits, labels, _, *columns = zip(*lines, strict=True)
         return Predictions(list(ids), np.array(splits), self.encode(labels), np.array(columns, dtype=np.float64).T)
 
     def labels_of(self, split: str) -> npt.NDArray[np.int64]:
@@ -238,6 +243,9 @@ class Run:
             raise RunError(f"{path}: not a checkpoint of csda; {way_out}")
         if state["config"] != format_config(self.settings):
             raise RunError(f"{path}: belongs to a run with another config.toml; {way_out}")
+        whole = (self._path(f"history/{epoch:05d}.npz").is_file() for epoch in range(1, state["epoch"] + 1))
+        if len(self.metrics) < state["epoch"] or not all(whole):
+            raise RunError(f"{self.folder}: metrics.jsonl or history/ lacks epochs that {path.name} has; {way_out}")
         return state
 
     def epoch_arrays(self, epoch: int) -> dict[str, Array]:
@@ -280,14 +288,16 @@ class Run:
             raise RunError(f"{path}: not JSON ({error}); restore it or run the training anew") from None
         return content
 
-    def _lines(self, name: str) -> Iterator[list[str]]:
+    def _lines(self, name: str, columns: int) -> Iterator[list[str]]:
         """The cells of each line of a CSV below its header."""
         path = self._path(name)
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                lines = csv.reader(file)
-                next(lines, None)
-                yield from lines
+                for row, cells in enumerate(csv.reader(file)):
+                    if len(cells) != columns:
+                        raise RunError(f"{path}, row {row + 1}: {len(cells)} cells, not {columns}; restore the file")
+                    if row:
+                        yield cells
         except FileNotFoundError:
             raise RunError(f"{path}: missing; {self._way_out()}") from None
 
