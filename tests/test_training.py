@@ -21,6 +21,7 @@ from csda import metrics, session
 from csda.config import RunConfig
 from csda.data.records import Split
 from csda.errors import ConfigError, DataError, RunError
+from csda.methods import METHODS
 from csda.progress import Reporter
 from csda.runs import Run
 from csda.session import Session, prepare_data
@@ -178,8 +179,8 @@ def test_a_resumed_run_needs_no_settings_and_knows_its_epochs(tiny_images: Path,
     assert [row["epoch"] for row in run.metrics] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("method", ["upper-bound", "baseline"])
-def test_supervised_methods_resume(method: str, tiny_images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_resumes_to_the_same_predictions(method: str, tiny_images: Path, tmp_path: Path) -> None:
     whole = train_tiny(tiny_images, tmp_path / "whole", method=method)
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):

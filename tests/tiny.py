@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from csda.methods import METHODS
 from csda.progress import Reporter
 from csda.runs import Run
 from csda.training import train
@@ -53,7 +54,8 @@ def train_tiny(
     labels: str = LABELS,
     **changes: Any,
 ) -> Run:
-    settings = SETTINGS | (QUEUE if method == "csda" else {}) | {"tensorboard": False} | changes
+    queue = {key: value for key, value in QUEUE.items() if key in METHODS[method].settings.model_fields}
+    settings = SETTINGS | queue | {"tensorboard": False} | changes
     return train(
         images,
         method=method,
