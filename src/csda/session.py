@@ -207,7 +207,8 @@ class Session:
     def announce(self, run: Run, epochs_done: int) -> str:
         """What is about to happen, where, and how long it takes; the time is told where no GPU makes it short."""
         config, left = self.config, self.config.epochs - epochs_done
-        place = "No GPU" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+        idle = "On the CPU" if torch.cuda.is_available() else "No GPU"
+        place = idle if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
         epochs = f"{left} of {config.epochs} epochs left" if epochs_done else f"{left} epochs"
         size = f"{config.steps_per_epoch} steps on {config.image_size}×{config.image_size} images"
         time_needed = f", about {format_duration(left * self._epoch_seconds())}" if self.device.type == "cpu" else ""
