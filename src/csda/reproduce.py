@@ -1,6 +1,6 @@
 """A grid of runs and the table that comes of it.
 
-An experiment is a TOML file: rows (a method with settings), label budgets, splits and seeds, and what the paper reports.
+An experiment is a TOML file: rows (a method with settings), label budgets, splits, seeds, and what the paper reports.
 `reproduce` trains what is missing, goes on with what was interrupted, and writes
 
     NAME.csv        a line for each row and budget: mean and spread over seeds, beside the paper's figures
@@ -196,9 +196,9 @@ def format_page(
         "",
         *([experiment.note.strip(), ""] if experiment.note else []),
         f"Made by `{provenance['command']}` on {provenance['date']}, commit {provenance['commit'] or 'unknown'}, "
-        f"{provenance['device']}, torch {provenance['torch']}. Test figures at the epoch of best validation AUC, mean ± "
-        f"standard deviation over seeds; differences to *{reference}* in points, paired by seed, with 95 % bootstrap "
-        "intervals.",
+        f"{provenance['device']}, torch {provenance['torch']}. Test figures at the epoch of best validation AUC, mean "
+        f"± standard deviation over seeds; differences to *{reference}* in points, paired by seed, with 95 % "
+        "bootstrap intervals.",
         "",
         "| method | labels | split | seeds | AUC | MCA | ΔAUC | ΔMCA | last 20 epochs | MCA ÷ prior | paper |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
