@@ -171,7 +171,7 @@ def test_other_settings_are_listed_and_stop_a_resume(tiny_images: Path, tiny_run
 def test_a_resumed_run_needs_no_settings_and_knows_its_epochs(tiny_images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train_tiny(tiny_images, out, reporter=Stop())
+        train_tiny(tiny_images, out, reporter=Stop(), eval_batch_size=4)
     reporter = Notes()
     run = csda.train(out=out, resume=True, reporter=reporter)
     assert "2 of 3 epochs left of 4 steps" in reporter.notes[-1]
