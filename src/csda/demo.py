@@ -19,7 +19,7 @@ def run_demo(out: Path, seed: int, reporter: Reporter) -> Path:
     """Train each method, print the comparison and write its report; runs that are already there are kept."""
     runs = []
     for method in METHODS:
-        reporter.note(f"{method}: 150 labels" + ("" if method == "baseline" else " and 2,850 unlabeled images"))
+        reporter.note(f"Training {method}")
         run = train(method=method, preset="quick", seed=seed, out=out / method, resume=True, reporter=reporter)
         if run.settings.seed != seed:
             raise RunError(f"{out}: holds a demonstration with seed {run.settings.seed}; give another --out")
