@@ -99,14 +99,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "default": {},
     "quick": {
-        "epochs": 40,
+        "epochs": 30,
         "steps_per_epoch": 40,
+        "warm_up_epochs": 3,
         "image_size": 32,
         "batch_size": 64,
         "unlabeled_batch_size": 64,
         "lr": 0.05,
         "flip": True,
-        "method_settings": {"capacity": 128, "teacher_momentum": 0.99},
+        "method_settings": {
+            "capacity": 128,
+            "condition": "prediction",
+            "gamma": 0.0,
+            "soft": False,
+            "teacher_momentum": 0.99,
+        },
     },
 }
 

@@ -11,7 +11,6 @@ An experiment is a TOML file: rows (a method with settings), label budgets, spli
 
 from __future__ import annotations
 
-import csv
 import json
 import multiprocessing
 import sys
@@ -30,7 +29,7 @@ from csda import metrics
 from csda.config import Settings
 from csda.errors import ConfigError, CsdaError
 from csda.progress import Reporter
-from csda.runs import Run
+from csda.runs import Run, write_csv, write_whole
 from csda.training import train
 
 FIGURES = ("auc", "mca", "auc_last20", "mca_last20", "auc_prior", "mca_prior")
@@ -131,12 +130,12 @@ def reproduce(name: str, *, data: str | None, runs: Path, out: Path, jobs: int, 
     results = [{**_describe(cell), **_result(Run(cell.folder))} for cell in cells]
     out.mkdir(parents=True, exist_ok=True)
     summary = summarize(experiment, results)
-    _write_csv(out / f"{stem}_runs.csv", results[0], results)
-    _write_csv(out / f"{stem}.csv", COLUMNS, summary)
+    write_csv(out / f"{stem}_runs.csv", list(results[0]), _cells(results, results[0]))
+    write_csv(out / f"{stem}.csv", COLUMNS, _cells(summary, COLUMNS))
     provenance = _provenance(cells)
-    (out / f"{stem}.json").write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
+    write_whole(out / f"{stem}.json", json.dumps(provenance, indent=1) + "\n")
     page = out / f"{stem}.md"
-    page.write_text(format_page(experiment, results, summary, provenance), encoding="utf-8")
+    write_whole(page, format_page(experiment, results, summary, provenance))
     return page
 
 
@@ -268,12 +267,10 @@ def _provenance(cells: Sequence[Cell]) -> dict[str, Any]:
     }
 
 
-def _write_csv(path: Path, columns: Iterable[str], lines: Iterable[Mapping[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
-        writer.writeheader()
-        for line in lines:
-            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()})
+def _cells(lines: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[list[object]]:
+    columns = list(columns)
+    shown = ([line[column] for column in columns] for line in lines)
+    return [[f"{value:.6g}" if isinstance(value, float) else value for value in line] for line in shown]
 
 
 def _number(value: float | None) -> str:

@@ -170,14 +170,28 @@ class Run:
         require_unused(folder)
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "config.toml", format_config(config))
+        write_whole(folder / "config.toml", format_config(config))
         write_csv(
             folder / "split.csv", ("id", "split", "label", "group"), ((r.id, r.split, r.label, r.group) for r in split)
         )
         if truth:
             write_csv(folder / "truth.csv", ("id", "label"), truth.items())
-        _write(folder / "environment.json", json.dumps(environment, indent=1, ensure_ascii=False) + "\n")
+        write_whole(folder / "environment.json", json.dumps(environment, indent=1, ensure_ascii=False) + "\n")
         return cls(folder)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from writing to this run; the hold ends with the process, however it ends."""
+        with explained(self.folder), self._path(".lock").open("wb") as file:
+            try:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.folder}: another process is training this run; wait for it to end") from None
+            except (ImportError, OSError):  # a system without such locks goes without
+                pass
+            yield
 
     def check_config(self, config: RunConfig) -> None:
         """A run goes on with the settings it began with, or not at all."""
@@ -194,14 +208,16 @@ class Run:
         """metrics.jsonl with this epoch's row at its end, and the epoch's arrays."""
         with explained(self.folder):
             (self.folder / "history").mkdir(exist_ok=True)
-        _write(self._path(f"history/{row['epoch']:05d}.npz"), _npz(arrays))
-        _write(self._path("metrics.jsonl"), "".join(json.dumps(_finite(line)) + "\n" for line in (*rows_before, row)))
+        write_whole(self._path(f"history/{row['epoch']:05d}.npz"), _npz(arrays))
+        write_whole(
+            self._path("metrics.jsonl"), "".join(json.dumps(_finite(line)) + "\n" for line in (*rows_before, row))
+        )
 
     def write_model(self, weights: Mapping[str, Tensor], description: Mapping[str, str]) -> None:
         from safetensors.torch import save
 
         tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-        _write(self._path("model.safetensors"), save(tensors, metadata=dict(description)))
+        write_whole(self._path("model.safetensors"), save(tensors, metadata=dict(description)))
 
     def read_weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The weights of model.safetensors, and the description beside them."""
@@ -221,7 +237,7 @@ class Run:
 
         buffer = io.BytesIO()
         torch.save({"format": _CHECKPOINT_FORMAT, "config": format_config(self.settings), **state}, buffer)
-        _write(self._path("checkpoint.pt"), buffer.getvalue())
+        write_whole(self._path("checkpoint.pt"), buffer.getvalue())
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The state after the last whole epoch, or None when there is none yet."""
@@ -259,10 +275,10 @@ class Run:
         result: Mapping[str, Any],
     ) -> None:
         """The files that a finished run has; result.json says that it is one."""
-        _write(self._path("history.npz"), _npz(self._merged(epochs)))
+        write_whole(self._path("history.npz"), _npz(self._merged(epochs)))
         write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
         write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
-        _write(self._path("result.json"), json.dumps(_finite(result), indent=1) + "\n")
+        write_whole(self._path("result.json"), json.dumps(_finite(result), indent=1) + "\n")
         shutil.rmtree(self.folder / "history", ignore_errors=True)
 
     def _merged(self, epochs: int) -> dict[str, Array]:
@@ -343,10 +359,10 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    _write(path, buffer.getvalue())
+    write_whole(path, buffer.getvalue())
 
 
-def _write(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes) -> Path:
     """Write a file so that it is whole or absent, also after a crash or a full disk."""
     temporary = path.with_name(f".{path.name}.writing")
     with explained(path):
@@ -365,6 +381,7 @@ def _write(path: Path, content: str | bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+    return path
 
 
 @contextmanager

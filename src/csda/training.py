@@ -57,14 +57,17 @@ def train(
                 reporter.note(f"{run.folder}: this run has already finished")
                 return run
             if run.begun:
-                return fit(Session(config, prepare_data(config, run, reporter)), run, reporter)
+                with run.held():
+                    return fit(Session(config, prepare_data(config, run, reporter)), run, reporter)
         else:
             config = configure(chosen)
         folder = Path(out) if out is not None else unused_folder(config)
         require_unused(folder)
         require_possible(config)
         session = Session(config, prepare_data(config, None, reporter))
-        return fit(session, session.create_run(folder), reporter)
+        run = session.create_run(folder)
+        with run.held():
+            return fit(session, run, reporter)
 
 
 def configure(chosen: Mapping[str, Any]) -> RunConfig:

@@ -19,7 +19,7 @@ def test_parts_and_proportions():
     assert train.total() == 3000
     for label, count in enumerate(PREVALENCE):
         assert train[label] == pytest.approx(3000 * count / sum(PREVALENCE), abs=3)
-    assert Counter(labels_of(dataset, "val")) == dict.fromkeys(range(7), 20)
+    assert Counter(labels_of(dataset, "val")) == dict.fromkeys(range(7), 50)
     assert Counter(labels_of(dataset, "test")) == dict.fromkeys(range(7), 100)
     assert len({record.id for record in dataset.records}) == len(dataset.records)
     assert dataset.records[17].id == "synthetic-00017"

@@ -13,10 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from csda.errors import RunError
 from csda.report import figures, tables
 from csda.report.tables import Entry, Estimate
-from csda.runs import Run
+from csda.runs import Run, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def write_report(run_folder: Path) -> Path:
         inside=_picture_inside(entries),
         making=_describe_making(run),
     )  # fmt: skip
-    return _write(run.folder / "report.html", page)
+    return write_whole(run.folder / "report.html", page)
 
 
 def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs side by side") -> Path:
@@ -66,7 +65,7 @@ def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs 
         confusions=_picture_confusions(entries),
         pseudo_labels=_picture_pseudo_labels(entries),
     )  # fmt: skip
-    return _write(out, page)
+    return write_whole(out, page)
 
 
 def _environment() -> Environment:
@@ -81,16 +80,6 @@ def _environment() -> Environment:
     environment.filters["setting"] = _format_setting
     environment.filters["number"] = lambda value: "–" if value is None else f"{value:.3f}"
     return environment
-
-
-def _write(path: Path, page: str) -> Path:
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise RunError(
-            f"{path}: {(error.strerror or str(error)).lower()}; make it writable or free some space"
-        ) from None
-    return path
 
 
 def _describe_run(entry: Entry) -> str:
