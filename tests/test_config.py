@@ -108,5 +108,6 @@ def test_any_text_survives_the_file(text: str) -> None:
 
 
 def test_differences_are_listed_by_name() -> None:
-    ours, theirs = configure({"epochs": 3, "gamma": 0.5}), configure({"epochs": 4})
+    chosen = {"preset": "default", "epochs": 4}
+    ours, theirs = configure(chosen | {"epochs": 3, "gamma": 0.5}), configure(chosen)
     assert differences(ours, theirs) == ["epochs: 4 → 3", "gamma: 1.0 → 0.5"]
