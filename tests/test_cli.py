@@ -51,7 +51,7 @@ def test_train_prints_epochs_a_table_and_where_the_report_is(csda: Command, tiny
 
 
 def test_without_out_the_run_gets_a_folder_under_runs(csda: Command, tiny_images: Path, tmp_path: Path) -> None:
-    code, output, _ = csda(*arguments(tiny_images, None, {"epochs": 1, "tensorboard": "false"}))
+    code, output, _ = csda(*arguments(tiny_images, None, {"epochs": 2, "tensorboard": "false"}))
     assert code == 0
     assert "the run is in runs/images-csda-0" in output
     assert Run(tmp_path / "runs" / "images-csda-0").finished

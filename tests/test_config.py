@@ -66,6 +66,7 @@ def test_paper_preset_reads_as_the_text_does() -> None:
     ("chosen", "named"),
     [
         ({"epochs": 0}, "epochs = 0"),
+        ({"epochs": 2, "warm_up_epochs": 2}, "warm_up_epochs = 2 on labels alone leave none"),
         ({"epochs": "many"}, "epochs = 'many'"),
         ({"lr": float("nan")}, "lr = nan"),
         ({"seed": -1}, "seed = -1"),

@@ -48,7 +48,7 @@ def test_pseudo_labels_are_the_predictions_for_unlabeled_images(
 
 
 def test_prior_correction_travels_with_the_model(tiny_images: Path, tmp_path: Path) -> None:
-    run = train_tiny(tiny_images, tmp_path / "run", epochs=1, prior_correction="labeled")
+    run = train_tiny(tiny_images, tmp_path / "run", epochs=2, prior_correction="labeled")
     paths = [tiny_images / image for image in run.predictions.ids]
     np.testing.assert_allclose(csda.load(run.folder).predict(paths), run.predictions.probs, atol=1e-5)
 

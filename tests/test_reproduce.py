@@ -21,7 +21,14 @@ title = "A small grid"
 labels = ["21"]
 seeds = [0, 1]
 preset = "quick"
-settings = { tensorboard = false, epochs = 2, steps_per_epoch = 2, batch_size = 8, unlabeled_batch_size = 8 }
+
+[settings]
+tensorboard = false
+epochs = 2
+warm_up_epochs = 1
+steps_per_epoch = 2
+batch_size = 8
+unlabeled_batch_size = 8
 
 [[rows]]
 method = "baseline"

@@ -375,7 +375,7 @@ def _written_run(folder: Path, classes: tuple[str, ...]) -> Run:
 
 
 def test_two_processes_do_not_train_one_run(tiny_images: Path, tmp_path: Path) -> None:
-    run = train_tiny(tiny_images, tmp_path / "run", epochs=1)
+    run = train_tiny(tiny_images, tmp_path / "run", epochs=2)
     with run.held(), pytest.raises(RunError, match="another process is training"), run.held():
         pass
     with run.held():

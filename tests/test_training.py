@@ -229,8 +229,8 @@ def test_a_setting_given_twice_is_refused(tiny_images: Path, tmp_path: Path) -> 
 
 def test_prior_correction_divides_by_the_labeled_frequencies(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
     # With one epoch both runs choose the same.
-    plain = train_tiny(tiny_images, tmp_path / "plain", epochs=1)
-    corrected = train_tiny(tiny_images, tmp_path / "corrected", epochs=1, prior_correction="labeled")
+    plain = train_tiny(tiny_images, tmp_path / "plain", epochs=2)
+    corrected = train_tiny(tiny_images, tmp_path / "corrected", epochs=2, prior_correction="labeled")
     labels = plain.labels_of("labeled")
     divided = plain.predictions.probs / (np.bincount(labels) / len(labels))
     expected = divided / divided.sum(axis=1, keepdims=True)
@@ -303,7 +303,7 @@ def test_the_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path, monke
 # --- data that cannot be trained on --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("epochs", [2, 3])
 def test_a_loss_that_is_not_finite_stops_with_a_way_out(epochs: int, tiny_images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(RunError, match=r"not finite in epoch \d; give a lower lr than 1e\+30"):

@@ -19,6 +19,7 @@ COUNTS = {"common": 30, "label": 20, "rare": 12}
 
 SETTINGS: dict[str, Any] = {
     "epochs": 3,
+    "warm_up_epochs": 1,
     "steps_per_epoch": 4,
     "image_size": 32,
     "batch_size": 8,

@@ -182,16 +182,17 @@ class Run:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other processes from writing to this run; the hold ends with the process, however it ends."""
-        with explained(self.folder), self._path(".lock").open("wb") as file:
-            try:
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            with suppress(ImportError):  # a system without such locks goes without
                 import fcntl
 
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{self.folder}: another process is training this run; wait for it to end") from None
-            except (ImportError, OSError):  # a system without such locks goes without
-                pass
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
+        except BlockingIOError:
+            raise RunError(f"{self.folder}: another process is training this run; wait for it to end") from None
+        finally:
+            os.close(folder)
 
     def check_config(self, config: RunConfig) -> None:
         """A run goes on with the settings it began with, or not at all."""

@@ -80,7 +80,13 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
     basis: dict[str, Any] = {"preset": "default" if torch.cuda.is_available() else "quick"}
     if chosen.get("data", "synthetic") == "synthetic":
         basis["labels"] = "150"
-    return resolve(basis | dict(chosen), entry.settings, entry.defaults)
+    config = resolve(basis | dict(chosen), entry.settings, entry.defaults)
+    if entry.uses_unlabeled and config.warm_up_epochs >= config.epochs:
+        raise ConfigError(
+            f"warm_up_epochs = {config.warm_up_epochs} on labels alone leave none of epochs = {config.epochs} "
+            f"to {name}; give fewer of the first, or more of the second"
+        )
+    return config
 
 
 def require_possible(config: RunConfig) -> None:
