@@ -16,7 +16,10 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "how-to" / "add-a-method.md"
 STEP = re.compile(r"^## (\d)\. ", re.MULTILINE)
 FENCE = re.compile(r"^```(?:python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SMALL = "epochs=2 steps_per_epoch=2 image_size=32 batch_size=8 unlabeled_batch_size=8 threads=1 tensorboard=false"
+SMALL = (
+    "epochs=2 warm_up_epochs=1 steps_per_epoch=2 image_size=32 batch_size=8 unlabeled_batch_size=8 threads=1 "
+    "tensorboard=false"
+)
 
 
 def _steps() -> dict[int, tuple[str, list[str]]]:

@@ -45,16 +45,16 @@ WRITES = (
 
 
 def _train(images: Path, out: Path, settings: dict[str, Any], killed_at: str | None = None) -> None:
-    write = runs._write
+    write = runs.write_whole
 
-    def write_half(path: Path, content: str | bytes) -> None:
+    def write_half(path: Path, content: str | bytes) -> Path:
         if path.name == killed_at:
             data = content.encode() if isinstance(content, str) else content
             path.with_name(f".{path.name}.writing").write_bytes(data[: len(data) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
-        write(path, content)
+        return write(path, content)
 
-    runs._write = write_half
+    runs.write_whole = write_half
     train_tiny(images, out, resume=True, **settings)
 
 

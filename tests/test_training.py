@@ -154,11 +154,11 @@ def test_a_finished_run_stays_as_it_is(tiny_images: Path, tiny_run: Run) -> None
 
 
 def test_other_settings_are_listed_and_stop_a_resume(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
-    changes = {"epochs": 5, "gamma": 0.5, "seed": 3, "tensorboard": True}
+    changes = {"epochs": 5, "delta": 0.5, "seed": 3, "tensorboard": True}
     with pytest.raises(RunError) as caught:
         train_tiny(tiny_images, tiny_run.folder, resume=True, **changes)
     message = str(caught.value)
-    for difference in ("epochs: 3 → 5", "gamma: 1.0 → 0.5", "seed: 0 → 3"):
+    for difference in ("epochs: 3 → 5", "delta: 0.25 → 0.5", "seed: 0 → 3"):
         assert difference in message
     assert str(tiny_run.folder) in message
     assert "tensorboard" not in message
@@ -262,12 +262,6 @@ def test_progress_grows_by_epoch_or_by_step(ramp: str, tiny_images: Path) -> Non
     assert len(set(values)) == (2 if ramp == "epoch" else 8)
     assert values == sorted(values)
     assert values[-1] == 1.0
-
-
-def test_warm_up_for_the_whole_run_is_the_baseline(tiny_images: Path, tmp_path: Path) -> None:
-    run = train_tiny(tiny_images, tmp_path / "run", warm_up_epochs=3)
-    baseline = train_tiny(tiny_images, tmp_path / "baseline", method="baseline")
-    assert _bytes(run) == _bytes(baseline)
 
 
 def test_folders_have_the_names_of_what_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
