@@ -6,6 +6,7 @@ An experiment is a TOML file: rows (a method with settings), label budgets, spli
     NAME.csv        a line for each row and budget: mean and spread over seeds, beside the paper's figures
     NAME_runs.csv   a line for each run: enough to check every number of the first
     NAME.md         the same as a page, with the paired difference to the first row
+    NAME.svg        a picture: every seed, and what became of each class
     NAME.json       the command, commit, machine and date
 """
 
@@ -27,8 +28,10 @@ from pydantic import Field, ValidationError
 
 from csda import metrics
 from csda.config import Settings
+from csda.data import load_dataset
 from csda.errors import ConfigError, CsdaError
 from csda.progress import Reporter
+from csda.report.grid import draw_grid, write_grid
 from csda.runs import Run, write_csv, write_whole
 from csda.training import train
 
@@ -134,6 +137,7 @@ def reproduce(name: str, *, data: str | None, runs: Path, out: Path, jobs: int, 
     write_csv(out / f"{stem}.csv", COLUMNS, _cells(summary, COLUMNS))
     provenance = _provenance(cells)
     write_whole(out / f"{stem}.json", json.dumps(provenance, indent=1) + "\n")
+    _draw(out / f"{stem}.svg", experiment, results, Run(cells[0].folder))
     page = out / f"{stem}.md"
     write_whole(page, format_page(experiment, results, summary, provenance))
     return page
@@ -247,7 +251,24 @@ def _describe(cell: Cell) -> dict[str, Any]:
 
 
 def _result(run: Run) -> dict[str, Any]:
-    return {figure: run.result.get(figure) for figure in (*FIGURES, "best_epoch", "seconds")}
+    figures = {figure: run.result.get(figure) for figure in (*FIGURES, "best_epoch", "seconds")}
+    recalls = metrics.recall(*run.predictions.part("test"))
+    return figures | {f"recall_{name}": float(recall) for name, recall in zip(run.classes, recalls, strict=True)}
+
+
+def _draw(path: Path, experiment: Experiment, results: Sequence[Mapping[str, Any]], run: Run) -> None:
+    """The picture of the first budget and split; a drawn set shows an image of each class."""
+    examples = None
+    if run.config["data"] == "synthetic":
+        dataset = load_dataset("synthetic", seed=run.config["seed"])
+        first = {record.label: position for position, record in reversed(list(enumerate(dataset.records)))}
+        assert dataset.draw is not None
+        images = dataset.draw([first[label] for label in range(len(run.classes))], 64)
+        examples = dict(zip(run.classes, images, strict=True))
+    labels, split = experiment.labels[0], next(iter(experiment.splits))
+    titles = [row.title or row.method for row in experiment.rows]
+    shown = [line for line in results if (line["labels"], line["split"]) == (labels, split)]
+    write_grid(draw_grid(shown, titles, run.classes, examples), path)
 
 
 def _select(results: Iterable[Mapping[str, Any]], title: str, labels: str, split: str) -> list[Mapping[str, Any]]:
