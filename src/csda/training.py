@@ -117,7 +117,7 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         elif not warming_up:
             method.end_epoch(model, parts.labeled, parts.unlabeled)
 
-        figures, arrays = session.evaluate(guesses=not warming_up)
+        figures, arrays = session.evaluate(guesses=not warming_up and METHODS[config.method].uses_unlabeled)
         row = {"epoch": epoch, "lr": learning_rate, **engine.figures(), **figures}
         row["seconds"] = time.perf_counter() - started
         if not np.isfinite([row["loss"], arrays["val_probs"].sum()]).all():
