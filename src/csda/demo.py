@@ -28,4 +28,5 @@ def run_demo(out: Path, seed: int, reporter: Reporter) -> Path:
     page = write_comparison([run.folder for run in runs], out / "report.html", title="Labels alone, and with CSDA")
     Console().print(comparison_table(runs))
     print(f"Report: {page}")
+    print("This is one seed, and seeds differ; results/demo.md in the sources has ten of them, with controls.")
     return page
