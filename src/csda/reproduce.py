@@ -198,7 +198,7 @@ def format_page(
         f"# {experiment.title}",
         "",
         *([experiment.note.strip(), ""] if experiment.note else []),
-        f"Made by `{provenance['command']}` on {provenance['date']}, commit {provenance['commit'] or 'unknown'}, "
+        f"Made by `{provenance['command']}` on {provenance['date']}, trained at commit {provenance['commit']}, "
         f"{provenance['device']}, torch {provenance['torch']}. Test figures at the epoch of best validation AUC, mean "
         f"± standard deviation over seeds; differences to *{reference}* in points, paired by seed, with 95 % "
         "bootstrap intervals.",
@@ -281,7 +281,7 @@ def _provenance(cells: Sequence[Cell]) -> dict[str, Any]:
     return {
         "command": " ".join(["csda", *sys.argv[1:]]),
         "date": last["started"][:10],
-        "commit": last["commit"],
+        "commit": ", ".join(sorted({str(environment["commit"]) for environment in environments})),
         "device": ", ".join(sorted({str(environment["device_name"]) for environment in environments})),
         **{key: last[key] for key in ("csda", "python", "torch", "numpy", "platform", "cores", "threads")},
         "seeds": sorted({cell.seed for cell in cells}),
