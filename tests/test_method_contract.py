@@ -87,6 +87,18 @@ def _assert_finite(training: Training, **inputs: Any) -> None:
 
 
 @every_method
+def test_all_draws_come_from_the_runs_generator(name: str, settings: dict[str, Any], multi_label: bool) -> None:
+    """So that several runs can train side by side in one process."""
+    training = make_training(name, multi_label=multi_label, **settings)
+    training.model.draw_from(training.pool.generator)
+    training.method.generator = training.pool.generator
+    before = torch.get_rng_state()
+    training.begin()
+    training.step()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@every_method
 def test_loss_and_gradients_are_finite_and_reach_all_that_is_trained(
     name: str, settings: dict[str, Any], multi_label: bool
 ) -> None:

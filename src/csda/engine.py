@@ -7,6 +7,7 @@ which is the contract of all methods.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -20,6 +21,9 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 _EAGER_STEPS = 3
 """Real steps before capture, in which cuDNN chooses its kernels and the optimiser makes its state."""
+
+
+_CAPTURE = threading.Lock()
 
 
 class Output(Protocol):
@@ -93,7 +97,7 @@ class Engine:
         optimizer: updates what the loss reaches.
         device: where everything lives.
         precision: float32, tf32 in matrix products and convolutions, or bf16 by autocast.
-        generators: sources of randomness, beside torch's own, that a step draws from.
+        generator: the one source of randomness of a step; None is torch's own.
         capture: whether to use a CUDA graph; without a GPU steps are always eager.
     """
 
@@ -103,13 +107,13 @@ class Engine:
         device: torch.device,
         precision: Precision = "float32",
         *,
-        generators: tuple[torch.Generator, ...] = (),
+        generator: torch.Generator | None = None,
         capture: bool = True,
     ) -> None:
         self.optimizer = optimizer
         self.device = device
         self.precision = precision
-        self.generators = generators
+        self.generator = generator
         self.capture = capture and device.type == "cuda"
         self.remark: str | None = None
         """Why steps are eager although a graph was wanted."""
@@ -164,11 +168,12 @@ class Engine:
     def _try_capture(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
         program.inputs = tuple(value.clone() for value in inputs)
         graph = torch.cuda.CUDAGraph()
-        for generator in self.generators:
-            graph.register_generator_state(generator)
+        if self.generator is not None:
+            graph.register_generator_state(self.generator)
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            # Other threads may train runs of their own meanwhile; only captures wait for each other.
+            with _CAPTURE, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._execute(program, compute, program.inputs)
             program.graph = graph
         except RuntimeError as error:

@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
@@ -42,6 +43,9 @@ from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.progress import Reporter, format_duration
 from csda.runs import Run, SplitRow, explained
+
+_INITIAL_WEIGHTS = threading.Lock()
+"""Layers draw their first weights from torch's own generator, which all threads share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +139,11 @@ class Session:
                 f"{dataset.name}: no unlabeled images for method {config.method!r}; "
                 "keep only some labels with --labels, or train the method 'baseline'"
             )
-        torch.manual_seed(_seed(config.seed, 0))
-        encoder = build_encoder(config.backbone, config.image_size, self.task.channels, config.dropout)
-        self.method = build_method(config.method, self.task, config.method_settings).to(self.device)
-        model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains)
+        with _INITIAL_WEIGHTS:
+            torch.default_generator.manual_seed(_seed(config.seed, 0))
+            encoder = build_encoder(config.backbone, config.image_size, self.task.channels, config.dropout)
+            self.method = build_method(config.method, self.task, config.method_settings).to(self.device)
+            model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains)
         # Pixels lie in memory as rows of colours, and convolutions are faster when activations do, too.
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._start_engine()
@@ -146,13 +151,16 @@ class Session:
         self._best_is_written = False
 
     def _start_engine(self) -> None:
+        generator = self.parts.labeled.generator
+        self.model.draw_from(generator)
+        self.method.generator = generator
         trained = [value for value in (*self.model.parameters(), *self.method.parameters()) if value.requires_grad]
         self.optimizer = make_optimizer(self.method.optimizer, trained, self.device)
         self.engine = Engine(
             self.optimizer,
             self.device,
             self.config.precision,
-            generators=(self.parts.labeled.generator,),
+            generator=generator,
             capture=self.config.cuda_graph,
         )
 
@@ -232,7 +240,6 @@ class Session:
     def begin_epoch(self, epoch: int) -> float:
         """Seed the epoch, so that it is the same after a resume, and set its learning rate."""
         seed = _seed(self.config.seed, epoch)
-        torch.manual_seed(seed)
         self.parts.seed(seed)
         self._order = torch.Generator().manual_seed(seed)
         self.model.train()

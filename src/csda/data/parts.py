@@ -24,7 +24,7 @@ class Parts:
     test: ImagePool
 
     def seed(self, seed: int) -> None:
-        """All augmentation from here on is drawn from this seed."""
+        """All draws from here on, augmentation and dropout, come from this seed."""
         self.labeled.generator.manual_seed(seed)
 
 

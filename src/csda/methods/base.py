@@ -48,6 +48,8 @@ class Method(nn.Module):
     optimizer: ClassVar[Literal["sgd", "adam"]] = "sgd"
     teacher_trains: bool = False
     """Whether the teacher predicts with batch statistics and dropout."""
+    generator: torch.Generator | None = None
+    """Where draws of a step come from; None is torch's own."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

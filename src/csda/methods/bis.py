@@ -41,11 +41,14 @@ class BiS(FixMatch):
         random_share = 1.0 - progress.square()
         rates = random_share + (1.0 - random_share) * self.reversed_rates
         if not self.task.multi_label:
-            kept = torch.rand_like(aligned[:, 0]) < rates[aligned.argmax(dim=-1)]
+            kept = self._uniform(aligned[:, 0]) < rates[aligned.argmax(dim=-1)]
             return super().admit(aligned, mask, progress) & kept
         confident = torch.maximum(aligned, 1.0 - aligned) >= self.threshold
-        kept = torch.rand_like(aligned) < torch.where(aligned > 0.5, rates[:, 1], rates[:, 0])
+        kept = self._uniform(aligned) < torch.where(aligned > 0.5, rates[:, 1], rates[:, 0])
         return mask[:, None] & confident & kept
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        return torch.rand(like.shape, device=like.device, generator=self.generator)
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         """That of FixMatch; in a multi-label set with a mask for each label, [B, K]."""

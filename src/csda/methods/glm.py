@@ -16,7 +16,6 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.distributions import Beta
 
 from csda.data.batches import Batch
 from csda.losses import consistency_loss
@@ -54,13 +53,13 @@ class GLM(SelfTraining):
         targets = torch.cat((self.as_probabilities(labels), targets))
         usable = torch.cat((mask.new_ones(len(labels)), mask))
 
-        partners = torch.rand(len(images), device=images.device).argsort()
-        shape = torch.full((), self.alpha, device=images.device)
-        share = Beta(shape, shape, validate_args=False).sample()
+        partners = torch.rand(len(images), device=images.device, generator=self.generator).argsort()
+        # Beta(α, α) is the first of two shares of a symmetric Dirichlet, whose sampler takes a generator.
+        share = torch._sample_dirichlet(torch.full((2,), self.alpha, device=images.device), self.generator)[0]
         # The larger share is the sample's own, so that it keeps its side, labeled or not; and all of it where the
         # partner is an empty slot of a queue.
         shares = torch.where(usable[partners], torch.maximum(share, 1.0 - share), 1.0)
-        layer = torch.randint(len(self.layers), (), device=images.device)
+        layer = torch.randint(len(self.layers), (), device=images.device, generator=self.generator)
         logits = self.mixed_logits(model, images, partners, shares, layer)
         targets = mix(targets, partners, shares)
         count = len(labels)

@@ -56,7 +56,8 @@ class LSSE(Method):
         images = torch.cat((labeled.weak(), unlabeled.weak()))
         mean = model.student(images).float()
         log_variance = self.log_variance(mean).float().clamp(-10.0, 10.0)
-        latent = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
+        noise = torch.randn(mean.shape, device=mean.device, generator=self.generator)
+        latent = mean + torch.exp(0.5 * log_variance) * noise
         labeled_logits, logits = model.head(latent).split((len(labeled), len(unlabeled)))
 
         targets, known = self.recall(unlabeled.indices)

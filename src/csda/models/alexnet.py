@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from csda.models.dropout import Dropout
+
 FEATURES = 256
 _CHANNELS = (32, 32, 64, 64, 128)
 _HIDDEN = 4096
@@ -23,10 +25,10 @@ def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> nn.Sequenti
     flat = _CHANNELS[-1] * (image_size // 2 ** len(_CHANNELS)) ** 2
     linear = nn.Sequential(
         nn.Flatten(),
-        nn.Dropout(dropout),
+        Dropout(dropout),
         nn.Linear(flat, _HIDDEN),
         nn.ReLU(),
-        nn.Dropout(dropout),
+        Dropout(dropout),
         nn.Linear(_HIDDEN, FEATURES),
     )
     return nn.Sequential(*blocks, linear)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from csda.errors import ConfigError
 from csda.models.alexnet import FEATURES, alexnet
+from csda.models.dropout import Dropout
 
 
 class ResidualBlock(nn.Module):
@@ -36,7 +37,7 @@ def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> nn.Sequent
     stages = [stem]
     for inputs, outputs, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
         stages.append(nn.Sequential(ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)))
-    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(512, FEATURES))
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), Dropout(dropout), nn.Linear(512, FEATURES))
     return nn.Sequential(*stages, pool)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from csda.models.alexnet import FEATURES
+from csda.models.dropout import Dropout
 
 
 def probabilities(logits: Tensor, multi_label: bool) -> Tensor:
@@ -66,6 +67,12 @@ class TwoStream(nn.Module):
         super().train(mode)
         self.teacher.train(mode and self.teacher_trains)
         return self
+
+    def draw_from(self, generator: torch.Generator) -> None:
+        """Let dropout draw from this generator."""
+        for module in self.modules():
+            if isinstance(module, Dropout):
+                module.generator = generator
 
     @staticmethod
     def _state(encoder: nn.Module) -> list[Tensor]:
