@@ -137,7 +137,8 @@ def test_ctrl_c_leaves_a_run_that_resumes(tiny_images: Path, tmp_path: Path) -> 
     output, errors = process.communicate(timeout=60)
     assert "No GPU: preset quick, 12 epochs of 4 steps on 32×32 images, about" in output
     assert process.returncode == 130
-    assert errors.strip() == "csda: interrupted; a training goes on with --resume and its folder as --out"
+    assert errors.startswith("\ncsda: interrupted; a training goes on with --resume and its folder as --out")
+    assert errors.count("\n") == 2
     assert not (out / "result.json").exists()
     written = len(Run(out).metrics)
 

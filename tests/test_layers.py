@@ -17,7 +17,7 @@ LAYERS = (
     ("marginals", "condition_queue", "models", "data", "config"),
     ("methods", "evaluate", "runs", "engine"),
     ("session",),
-    ("training", "predict", "export", "report"),
+    ("training", "launch", "predict", "export", "report"),
     ("reproduce", "bench", "demo", "review"),
     ("cli",),
     ("__main__",),

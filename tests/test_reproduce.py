@@ -55,7 +55,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "VALIDATION", 2)
     monkeypatch.setattr(synthetic, "TEST", 3)
 
-    def train_here(cells: list[reproduce.Cell], jobs: int, reporter: Reporter) -> None:
+    def train_here(cells: list[reproduce.Cell], jobs: int, side_by_side: int, reporter: Reporter) -> None:
         for cell in cells:
             cell.train()
 
@@ -106,7 +106,7 @@ def test_paired_differences_are_taken_seed_by_seed() -> None:
 def test_a_failing_run_is_named(tmp_path: Path) -> None:
     cell = reproduce.Cell("x", "baseline", "10", "random", 0, tmp_path / "x", str(tmp_path / "none"), "quick", {})
     with pytest.raises(CsdaError, match="x: "):
-        reproduce._train_all([cell], 1, Reporter())
+        reproduce._train_all([cell], 1, 1, Reporter())
 
 
 @pytest.mark.parametrize("text", ["title = ", "title = 'x'\nlabels = ['9']\nseeds = [1]\nrows = []\nspeed = 1\n"])

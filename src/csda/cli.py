@@ -162,13 +162,20 @@ def reproduce(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
     out: Annotated[Path, typer.Option(help="Where the table goes.")] = Path("results"),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes that train.  [default: 1]")] = None,
+    side_by_side: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at a time in each process.  [default: 4 on a GPU, 1 on the CPU]"),
+    ] = None,
 ) -> None:
     """Train what is missing of a grid of runs and write its table beside the paper's figures."""
     from csda.progress import LogReporter
     from csda.reproduce import reproduce as reproduce_table
 
-    print(reproduce_table(name, data=data, runs=runs, out=out, jobs=jobs, reporter=LogReporter()))
+    page = reproduce_table(
+        name, data=data, runs=runs, out=out, jobs=jobs, side_by_side=side_by_side, reporter=LogReporter()
+    )
+    print(page)
 
 
 @data_app.command("check")
@@ -221,7 +228,8 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as ending:
         if isinstance(ending, SystemExit) and ending.code != 130:  # what typer makes of Ctrl-C
             raise
-        print("\ncsda: interrupted; a training goes on with --resume and its folder as --out", file=sys.stderr)
+        way_on = "a training goes on with --resume and its folder as --out, a grid with the same command"
+        print(f"\ncsda: interrupted; {way_on}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)

@@ -13,11 +13,10 @@ An experiment is a TOML file: rows (a method with settings), label budgets, spli
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -30,6 +29,7 @@ from csda import metrics
 from csda.config import Settings
 from csda.data import load_dataset
 from csda.errors import ConfigError, CsdaError
+from csda.launch import launch
 from csda.progress import Reporter
 from csda.report.grid import draw_grid, write_grid
 from csda.runs import Run, write_csv, write_whole
@@ -123,13 +123,22 @@ def list_cells(name: str, experiment: Experiment, runs: Path, data: str | None) 
     return cells
 
 
-def reproduce(name: str, *, data: str | None, runs: Path, out: Path, jobs: int, reporter: Reporter) -> Path:
+def reproduce(
+    name: str,
+    *,
+    data: str | None,
+    runs: Path,
+    out: Path,
+    jobs: int | None = None,
+    side_by_side: int | None = None,
+    reporter: Reporter,
+) -> Path:
     """Train what is missing of an experiment and write its table; the Markdown file is returned."""
     stem, experiment = read_experiment(name)
     cells = list_cells(stem, experiment, runs, data)
     missing = [cell for cell in cells if not (cell.folder / "result.json").is_file()]
     reporter.note(f"{stem}: {len(cells)} runs, {len(missing)} of them to train")
-    _train_all(missing, jobs, reporter)
+    _train_all(missing, jobs, side_by_side, reporter)
     results = [{**_describe(cell), **_result(Run(cell.folder))} for cell in cells]
     out.mkdir(parents=True, exist_ok=True)
     summary = summarize(experiment, results)
@@ -229,19 +238,18 @@ def format_page(
     return "\n".join(lines) + "\n"
 
 
-def _train_all(cells: Sequence[Cell], jobs: int, reporter: Reporter) -> None:
-    """Train cells in `jobs` processes; a run that fails is named after all others have had their turn."""
+def _train_all(cells: Sequence[Cell], jobs: int | None, side_by_side: int | None, reporter: Reporter) -> None:
+    """Train what is missing; a run that fails is named after all others have had their turn."""
+    # Runs on the same pixels come together, so that those side by side share them.
+    cells = sorted(cells, key=lambda cell: (cell.split, cell.seed))
     failures = []
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(cell.train): cell for cell in cells}
-        for done, future in enumerate(as_completed(futures), start=1):
-            cell = futures[future]
-            try:
-                run = future.result()
+    with closing(launch(cells, jobs=jobs, side_by_side=side_by_side, note=reporter.note)) as ended:
+        for done, (cell, run) in enumerate(ended, start=1):
+            if isinstance(run, CsdaError):
+                failures.append(f"{cell.folder.name}: {run}")
+            else:
                 figures = f"AUC {_number(run.result['auc'])}, MCA {_number(run.result['mca'])}"
                 reporter.note(f"{done}/{len(cells)} {cell.folder.name}: {figures}")
-            except CsdaError as error:
-                failures.append(f"{cell.folder.name}: {error}")
     if failures:
         raise CsdaError("; ".join(failures))
 
