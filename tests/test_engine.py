@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from csda.engine import Engine, choose_device, make_optimizer, restore_optimizer, set_learning_rate
+from csda.engine import CROWD, Crowd, Engine, choose_device, make_optimizer, restore_optimizer, set_learning_rate
 from csda.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -140,3 +142,97 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ConfigError, match=r"device = 'cuda:2' does not exist; there are 2"):
         choose_device("cuda:2")
+
+
+def test_a_thread_alone_waits_until_all_others_hold_still() -> None:
+    crowd, log, counts = Crowd(), [], [0] * 4
+
+    def train(number: int) -> None:
+        with crowd.member():
+            for step in range(200):
+                crowd.make_way()
+                counts[number] += 1
+                if step % 50 == number:
+                    with crowd.alone():
+                        before = list(counts)
+                        time.sleep(0.002)
+                        log.append(counts == before)
+
+    threads = [threading.Thread(target=train, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert counts == [200] * 4
+    assert log == [True] * 16
+
+
+def test_a_member_that_fails_leaves() -> None:
+    crowd = Crowd()
+    with pytest.raises(ValueError, match="broken"), crowd.member():
+        raise ValueError("broken")
+    with crowd.alone():
+        pass
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def _train_on_gpu(*, capture: bool, spoil: bool = False) -> tuple[Engine, Tensor]:
+    device = torch.device("cuda")
+    network = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)).to(device)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.linspace(-0.4, 0.5, parameter.numel()).view_as(parameter))
+    generator = torch.Generator(device).manual_seed(5)
+    optimizer = make_optimizer("sgd", list(network.parameters()), device)
+    set_learning_rate(optimizer, 0.1)
+    engine = Engine(optimizer, device, generator=generator, capture=capture)
+
+    def compute(shift: Tensor) -> Output:
+        images = torch.rand(32, 6, device=device, generator=generator)
+        if spoil:
+            images.sum().item()
+        return Output((network(images) - shift).square().mean())
+
+    for step in range(10):
+        engine.step(compute, torch.full((1,), float(step), device=device))
+    return engine, torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+@gpu
+def test_replayed_steps_are_the_eager_ones() -> None:
+    captured, weights = _train_on_gpu(capture=True)
+    eager, expected = _train_on_gpu(capture=False)
+    assert captured.remark is None
+    torch.testing.assert_close(weights, expected)
+    assert captured.figures()["loss"] == pytest.approx(eager.figures()["loss"], rel=1e-5)
+
+
+@gpu
+def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_so() -> None:
+    engine, weights = _train_on_gpu(capture=True, spoil=True)
+    _, expected = _train_on_gpu(capture=False)
+    assert engine.remark is not None
+    assert engine.remark.startswith("steps run eagerly, since capture in a CUDA graph failed: ")
+    torch.testing.assert_close(weights, expected)
+
+
+@gpu
+def test_threads_capture_and_replay_side_by_side() -> None:
+    _, expected = _train_on_gpu(capture=False)
+    results: list[Tensor] = []
+
+    def train() -> None:
+        with CROWD.member(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(5):
+                results.append(_train_on_gpu(capture=True)[1].cpu())
+
+    threads = [threading.Thread(target=train) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 30
+    for weights in results:
+        torch.testing.assert_close(weights, expected.cpu())

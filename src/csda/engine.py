@@ -8,7 +8,8 @@ which is the contract of all methods.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -23,7 +24,70 @@ _EAGER_STEPS = 3
 """Real steps before capture, in which cuDNN chooses its kernels and the optimiser makes its state."""
 
 
-_CAPTURE = threading.Lock()
+class Crowd:
+    """The threads of this process that train, of which one at a time may ask the others to hold still.
+
+    Runs that train side by side, each in a thread and on a stream of its own, do not disturb each other but for one
+    thing: while a thread captures a graph, what others send to the device spoils it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._moving = 0
+        self._someone_alone = False
+        self._here = threading.local()
+
+    @contextmanager
+    def member(self) -> Iterator[None]:
+        """This thread uses the device from here on, and holds still only in `make_way`."""
+        self._move()
+        try:
+            yield
+        finally:
+            self._rest()
+
+    def make_way(self) -> None:
+        """Wait here while another thread needs the device for itself."""
+        if self._someone_alone and self._is_moving():
+            self._rest()
+            self._move()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other member moves meanwhile."""
+        was_moving = self._is_moving()
+        if was_moving:
+            self._rest()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._someone_alone)
+            self._someone_alone = True
+            self._changed.wait_for(lambda: self._moving == 0)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._someone_alone = False
+                self._changed.notify_all()
+            if was_moving:
+                self._move()
+
+    def _is_moving(self) -> bool:
+        return getattr(self._here, "moving", False)
+
+    def _move(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._someone_alone)
+            self._moving += 1
+        self._here.moving = True
+
+    def _rest(self) -> None:
+        self._here.moving = False
+        with self._changed:
+            self._moving -= 1
+            self._changed.notify_all()
+
+
+CROWD = Crowd()
 
 
 class Output(Protocol):
@@ -126,6 +190,7 @@ class Engine:
 
     def step(self, compute: Compute, *inputs: Tensor) -> None:
         """Minimise what `compute(*inputs)` returns by one update."""
+        CROWD.make_way()
         program = self._current = self._programs.setdefault(compute, _Program())
         if not self.capture:
             self._execute(program, compute, inputs)
@@ -168,14 +233,16 @@ class Engine:
     def _try_capture(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
         program.inputs = tuple(value.clone() for value in inputs)
         graph = torch.cuda.CUDAGraph()
-        if self.generator is not None:
-            graph.register_generator_state(self.generator)
+        source = self.generator or torch.cuda.default_generators[torch.cuda.current_device()]
+        before = source.clone_state()
+        graph.register_generator_state(source)
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            # Other threads may train runs of their own meanwhile; only captures wait for each other.
-            with _CAPTURE, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            with CROWD.alone(), torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._execute(program, compute, program.inputs)
             program.graph = graph
         except RuntimeError as error:
             self.capture = False
             self.remark = f"steps run eagerly, since capture in a CUDA graph failed: {str(error).splitlines()[0]}"
+            # A capture that broke off leaves the generator waiting for its end.
+            source.graphsafe_set_state(before.graphsafe_get_state())

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from csda.config import RunConfig, resolve
-from csda.engine import choose_device
+from csda.engine import CROWD, choose_device
 from csda.errors import ConfigError, RunError
 from csda.methods import METHODS
 from csda.models.backbones import build_encoder
@@ -58,16 +58,20 @@ def train(
                 return run
             if run.begun:
                 with run.held():
-                    return fit(Session(config, prepare_data(config, run, reporter)), run, reporter)
+                    prepared = prepare_data(config, run, reporter)
+                    with CROWD.member():
+                        return fit(Session(config, prepared), run, reporter)
         else:
             config = configure(chosen)
         folder = Path(out) if out is not None else unused_folder(config)
         require_unused(folder)
         require_possible(config)
-        session = Session(config, prepare_data(config, None, reporter))
-        run = session.create_run(folder)
-        with run.held():
-            return fit(session, run, reporter)
+        prepared = prepare_data(config, None, reporter)
+        with CROWD.member():
+            session = Session(config, prepared)
+            run = session.create_run(folder)
+            with run.held():
+                return fit(session, run, reporter)
 
 
 def configure(chosen: Mapping[str, Any]) -> RunConfig:
