@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from breakable import Breakable, TinyCell
 from csda.errors import DataError, RunError
 from csda.launch import launch
+from csda.progress import Reporter
 from csda.runs import Run
 from tiny import LABELS, QUEUE, SETTINGS, train_tiny
 
@@ -83,6 +84,23 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tiny_images: Path, tiny_run: R
         assert (outcomes["run"].folder / name).read_bytes() == (tiny_run.folder / name).read_bytes(), name
 
 
+def test_runs_side_by_side_are_the_same_as_one_after_the_other(tiny_images: Path, tmp_path: Path) -> None:
+    def cells(where: str) -> list[TinyCell]:
+        settings = (("csda", 0), ("csda", 1), ("glm", 0))
+        return [TinyCell(tiny_images, tmp_path / where / f"{method}{seed}", method, seed) for method, seed in settings]
+
+    alone, together = cells("alone"), cells("together")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "together").mkdir()
+    for cell in alone:
+        cell.train()
+    _, notes = _launch(together, side_by_side=len(together))
+    assert notes == []
+    for one, other in zip(alone, together, strict=True):
+        for name in ("predictions.csv", "pseudo_labels.csv", "model.safetensors"):
+            assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes(), f"{one.folder.name} {name}"
+
+
 # --- the end of a command -------------------------------------------------------------------------------------------
 
 
@@ -112,10 +130,15 @@ def _members(group: int) -> set[int]:
 
 
 def _wait_until(condition: Any, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline, process.poll()
         time.sleep(0.01)
+
+
+class _OneEpoch(Reporter):
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        raise RuntimeError(row["epoch"])
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="/proc shows who lives")
@@ -123,7 +146,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="/p
 
 @needs_proc
 def test_ctrl_c_ends_a_grid_at_once_and_leaves_what_resumes(tiny_images: Path, tmp_path: Path) -> None:
-    settings = SETTINGS | QUEUE | {"epochs": 20, "tensorboard": False}
+    settings = SETTINGS | QUEUE | {"epochs": 1000, "tensorboard": False}
     lines = [f"{key} = {str(value).lower()}" for key, value in settings.items()]
     file = tmp_path / "grid.toml"
     file.write_text(
@@ -135,15 +158,17 @@ def test_ctrl_c_ends_a_grid_at_once_and_leaves_what_resumes(tiny_images: Path, t
     _wait_until(lambda: all((folder / "checkpoint.pt").exists() for folder in folders), process)
     interrupted = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert time.monotonic() - interrupted < 5
+    _, errors = process.communicate(timeout=180)
+    assert time.monotonic() - interrupted < 20
     assert process.returncode == 130
     assert errors.startswith("\ncsda: interrupted; ")
     assert errors.count("\n") == 2
     _wait_until(lambda: not _members(process.pid), process)
-    assert not (folders[0] / "result.json").exists()
-    resumed = train_tiny(tiny_images, folders[0], resume=True, seed=0, epochs=20)
-    assert len(resumed.metrics) == 20
+    for seed, folder in enumerate(folders):
+        checkpoint = Run(folder).load_checkpoint()
+        assert checkpoint is not None
+        with pytest.raises(RuntimeError, match=f"^{checkpoint['epoch'] + 1}$"):
+            train_tiny(tiny_images, folder, resume=True, seed=seed, epochs=1000, reporter=_OneEpoch())
 
 
 @needs_proc

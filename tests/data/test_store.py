@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,15 @@ def test_warm_start_decodes_nothing(tmp_path: Path, decoded: list[str]) -> None:
     assert (first == second).all()
     open_pixels(dataset, 12, cache=tmp_path / "cache")
     assert len(decoded) == 40
+
+
+def test_threads_decode_together_what_one_would(tmp_path: Path, decoded: list[str]) -> None:
+    dataset = make_images(tmp_path / "images", 40)
+    with ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(lambda _: open_pixels(dataset, 16, cache=tmp_path / "cache"), range(4)))
+    assert len(decoded) == 40
+    for pixels in opened:
+        assert_rows(dataset, pixels.array)
 
 
 def test_only_what_changed_is_decoded(tmp_path: Path, decoded: list[str]) -> None:
@@ -362,6 +372,10 @@ def test_drawn_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert open_pixels(shades(1), 8, cache=tmp_path / "cache").array[:, 3, 3, 0].tolist() == list(range(1, 101))
     assert not (tmp_path / "cache").exists()
+    held, others = (open_pixels(shades(seed), 8) for seed in (1, 2))
+    assert open_pixels(shades(1), 8).array is held.array
+    assert open_pixels(shades(1), 9).array.shape[1] == 9
+    assert others.array[0, 0, 0, 0] == 2
     monkeypatch.setattr(store, "DRAWN_IN_MEMORY", 1000)
     for seed in (1, 2, 1, 2):
         drawn.clear()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -24,6 +26,12 @@ DRAWN_IN_MEMORY = 2**28
 
 LISTED = 10
 """Unreadable images that a message names."""
+
+_OPENING = threading.Lock()
+"""Runs side by side in one process would make the same rows twice, since claims of the cache hold between processes."""
+
+_drawn: WeakValueDictionary[bytes, Pixels] = WeakValueDictionary()
+"""Drawn sets that some run of this process holds; others find them in the cache, mapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +68,16 @@ def open_pixels(
     cache = cache or default_cache()
     workers = workers or available_cores()
     progress = progress or (lambda done, total: None)
-    with warnings.catch_warnings():
+    failed: dict[int, str] = {}
+    remarks: tuple[str, ...] = ()
+    with _OPENING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Pillow remarks on odd but readable files helps nobody here
         if dataset.draw is None:
             rows = _file_rows(dataset, size, channels, cache, workers)
         else:
             rows = _drawn_rows(dataset, size, workers)
         if dataset.draw is not None and rows.bytes <= DRAWN_IN_MEMORY:
-            array, failed = load_in_memory(rows, progress)
-            remarks: tuple[str, ...] = ()
+            array = _draw_once(rows, progress)
         else:
             array, failed, remarks = load_cached(rows, cache, progress)
     unreadable = [(dataset.records[row], failed[row]) for row in sorted(failed)]
@@ -155,6 +164,16 @@ def _drawn_rows(dataset: Dataset, size: int, workers: int) -> Rows:
     keys = [digest(drawn_with, f"{record.id} {record.label}".encode()) for record in dataset.records]
     shape = (size, size, sample.shape[-1])
     return Rows(dataset.name, "drawn", keys, shape, lambda rows: list(draw(rows, size)) if rows else [], workers)
+
+
+def _draw_once(rows: Rows, progress: Progress) -> Pixels:
+    name = digest(*rows.keys, repr(rows.shape).encode())
+    array = _drawn.get(name)
+    if array is None:
+        array, _ = load_in_memory(rows, progress)
+        _drawn[name] = array
+    progress(len(array), len(array))
+    return array
 
 
 def refuse_unreadable(dataset: Dataset, unreadable: list[tuple[Record, str]], max_unreadable: float) -> None:
