@@ -123,7 +123,7 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
         (["--source", "radiology"], "source = 'radiology' is unknown; choose one of"),
         (["--set", "device=tpu"], "device = 'tpu' is unknown; give auto, cpu or cuda"),
         (["--labels", "100000"], "100000"),
-        (["--labels", "few"], "`few` is no number of images; write 300, 10% (up to 100%) or 20/class"),
+        (["--labels", "few"], "`few` is no number of images; write 300, 10% (up to 100%), 20/class or 10% of groups"),
         (["--split", "absent.csv"], "absent.csv"),
         (["--resume"], "--resume needs --out"),
     ],

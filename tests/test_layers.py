@@ -18,6 +18,7 @@ LAYERS = (
     ("methods", "evaluate", "runs", "engine"),
     ("session",),
     ("training", "launch", "predict", "export", "report"),
+    ("ledger",),
     ("reproduce", "bench", "demo", "review"),
     ("cli",),
     ("__main__",),

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import pytest
 
-from csda import reproduce
+from csda import ledger, metrics, reproduce
 from csda.data import synthetic
-from csda.errors import ConfigError, CsdaError
-from csda.methods import METHODS
+from csda.data.splits import Budget
+from csda.errors import ConfigError, CsdaError, DataError, RunError
 from csda.progress import Reporter
+from csda.runs import Run
 from csda.training import configure
 
 EXPERIMENT = """
@@ -49,34 +54,69 @@ class Notes(Reporter):
         self.notes.append(text)
 
 
+def _train_here(cells: list[reproduce.Cell], *options: object) -> None:
+    for cell in cells:
+        cell.train()
+
+
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic.load, "__defaults__", (0, 60, 1.0))
-    monkeypatch.setattr(synthetic, "VALIDATION", 2)
-    monkeypatch.setattr(synthetic, "TEST", 3)
-
-    def train_here(cells: list[reproduce.Cell], jobs: int, side_by_side: int, reporter: Reporter) -> None:
-        for cell in cells:
-            cell.train()
-
-    # Worker processes would not see the small data set.
-    monkeypatch.setattr(reproduce, "_train_all", train_here)
+    _draw_few(monkeypatch)
 
 
-@pytest.mark.usefixtures("_small")
-def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(tmp_path: Path) -> None:
-    file = tmp_path / "grid.toml"
-    file.write_text(EXPERIMENT)
-    where = {"data": None, "runs": tmp_path / "runs", "out": tmp_path / "results", "jobs": 1}
+def _draw_few(patch: pytest.MonkeyPatch) -> None:
+    """A small drawn set; worker processes would not see it, so runs are trained here."""
+    patch.setattr(synthetic.load, "__defaults__", (0, 60, 1.0))
+    patch.setattr(synthetic, "VALIDATION", 2)
+    patch.setattr(synthetic, "TEST", 3)
+    patch.setattr(reproduce, "_train_all", _train_here)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the small grid has been reproduced; nobody writes into it."""
+    folder = tmp_path_factory.mktemp("grid")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CSDA_CACHE", str(folder / "cache"))
+        _draw_few(patch)
+        assert _reproduce(folder, EXPERIMENT, "grid")[1] == 4
+    return folder
+
+
+def _reproduce(folder: Path, text: str, name: str, **options: Any) -> tuple[Path, int]:
+    """Reproduce a grid: its page, and how many runs it said that it would train."""
+    file = folder / f"{name}.toml"
+    file.write_text(text)
     notes = Notes()
+    where = {"data": None, "runs": folder / "runs", "out": folder / "results", "jobs": 1, **options}
     page = reproduce.reproduce(str(file), reporter=notes, **where)
-    reproduce.reproduce(str(file), reporter=notes, **where)
-    assert [note.split(", ")[1] for note in notes.notes] == ["4 of them to train", "0 of them to train"]
+    return page, int(notes.notes[0].split(", ")[1].split()[0])
 
-    with (tmp_path / "results" / "grid.csv").open() as lines:
-        summary = list(csv.DictReader(lines))
-    with (tmp_path / "results" / "grid_runs.csv").open() as lines:
-        runs = list(csv.DictReader(lines))
+
+Grid = Callable[..., tuple[Path, int]]
+
+
+@pytest.fixture
+def grid(trained: Path, tmp_path: Path, _small: None) -> Grid:
+    """Reproduces in a copy of that folder, by default the same grid again."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+
+    def again(text: str = EXPERIMENT, name: str = "grid", **options: Any) -> tuple[Path, int]:
+        return _reproduce(tmp_path, text, name, **options)
+
+    return again
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(grid: Grid, tmp_path: Path) -> None:
+    page, count = grid()
+    assert count == 0
+    results = tmp_path / "results"
+    summary, runs = _read(results / "grid.csv"), _read(results / "grid_runs.csv")
     assert tuple(summary[0]) == reproduce.COLUMNS
     assert [(line["method"], line["seeds"]) for line in summary] == [("baseline", "2"), ("csda, short queue", "2")]
     for line in summary:
@@ -87,20 +127,138 @@ def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(tmp_path: Path) 
     text = page.read_text()
     assert "A small grid" in text
     assert text.count("| csda, short queue |") == 1
-    assert json.loads((tmp_path / "results" / "grid.json").read_text())["seeds"] == [0, 1]
+    about = json.loads((results / "grid.json").read_text())
+    assert about["seeds"] == [0, 1]
+    settings = {run["method"]: about["settings"][run["settings"]] for run in runs}
+    assert settings["csda, short queue"]["capacity"] == 8
+    assert settings["baseline"]["epochs"] == 2
+    assert "Missing" not in text
+
+    run = next(folder for folder in (tmp_path / "runs" / "synthetic").iterdir() if folder.name.startswith("baseline"))
+    line = next(line for line in runs if line["method"] == "baseline" and f"_{line['seed']}_" in run.name)
+    probs, labels = Run(run).predictions.part("test")
+    assert float(line["auc"]) == pytest.approx(metrics.auc(probs, labels), abs=1e-5)
+    assert float(line["recall_NV"]) == pytest.approx(metrics.recall(probs, labels)[1], abs=1e-5)
+
+
+def test_a_row_of_several_tables_is_trained_once(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = EXPERIMENT.replace("A small grid", "Another").replace("csda, short queue", "L = 8")
+    assert grid(other, "other")[1] == 0
+    monkeypatch.setattr(reproduce, "_train_all", lambda cells, *options: None)
+    assert grid(other.replace("capacity = 8", "capacity = 9"), "other")[1] == 2
+
+
+def test_a_table_goes_on_from_its_lines_where_the_folders_are_gone(grid: Grid, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    before = {file.name: file.read_bytes() for file in results.iterdir()}
+    shutil.rmtree(tmp_path / "runs")
+    assert grid(only_finished=True)[1] == 0
+    assert {file.name: file.read_bytes() for file in results.iterdir()} == before
+
+    lines = before["grid_runs.csv"].decode().splitlines(keepends=True)
+    (results / "grid_runs.csv").write_text("".join(lines[:-1]))
+    page, count = grid()
+    assert count == 1
+    assert "Missing" not in page.read_text()
+    again = (results / "grid_runs.csv").read_text().splitlines(keepends=True)
+    assert again[:-1] == lines[:-1]
+    assert again[-1].split(",")[:12] == lines[-1].split(",")[:12]
+
+
+def test_lines_of_other_images_are_not_mixed_in(grid: Grid, tmp_path: Path) -> None:
+    file = tmp_path / "results" / "grid_runs.csv"
+    file.write_text(file.read_text().replace(_read(file)[0]["images"], "0" * 12, 1))
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(RunError, match="given different images"):
+        grid(only_finished=True)
+
+
+def test_an_unfinished_grid_says_what_is_missing(grid: Grid, tmp_path: Path) -> None:
+    two = EXPERIMENT.replace('labels = ["21"]', 'labels = ["21", "30"]')
+    page, count = grid(two, only_finished=True)
+    assert count == 0
+    assert "**Incomplete: 4 runs of this grid are missing**" in page.read_text()
+    assert "- baseline, 30 labels, split random: seeds 0, 1" in page.read_text()
+    assert "Mean over budgets" not in page.read_text()
+
+    page, count = grid(two, labels=["30"], seeds=1)
+    assert count == 2
+    assert "- csda, short queue, 30 labels, split random: seeds 1" in page.read_text()
+    assert "## Mean over budgets" in page.read_text()
+    lines = [
+        (line["labels"], line["seeds"], line["auc_std"] == "") for line in _read(tmp_path / "results" / "grid.csv")
+    ]
+    assert lines == [("21", "2", False), ("30", "1", True)] * 2
+
+
+def test_a_grid_without_any_run_has_no_table(grid: Grid) -> None:
+    with pytest.raises(RunError, match="no run of it has finished"):
+        grid(only_finished=True, overrides={"lr": 0.01})
+
+
+def test_a_slim_folder_is_enough_for_a_table(grid: Grid, tmp_path: Path) -> None:
+    page, _ = grid()
+    text = page.read_text()
+    needed = {"config.toml", "environment.json", "metrics.jsonl", "predictions.csv", "result.json", "split.csv"}
+    for file in (tmp_path / "runs").rglob("*"):
+        if file.is_file() and file.name not in needed:
+            file.unlink()
+    shutil.rmtree(tmp_path / "results")
+    page, count = grid()
+    assert (page.read_text(), count) == (text, 0)
+
+
+def test_a_setting_that_an_older_run_did_not_know_has_its_default() -> None:
+    ours = ledger.identify(configure({"method": "csda", "preset": "default", "labels": "9"}))
+    older = {name: value for name, value in ours.items() if name not in ("evict", "ramp")}
+    assert ledger.agree(ours, older)
+    assert not ledger.agree(ours | {"evict": "least_confident"}, older)
+    assert not ledger.agree(ours, older | {"seed": 1})
+    assert not ledger.agree(ours, older | {"no_longer_known": 1})
 
 
 def test_paired_differences_are_taken_seed_by_seed() -> None:
     results = [
-        {"method": name, "labels": "9", "split": "random", "seed": seed, "auc": auc, "mca": auc / 2}
-        for name, aucs in (("a", (0.5, 0.7)), ("b", (0.6, 0.9)))
+        {"method": name, "labels": labels, "split": "random", "seed": seed, "auc": auc, "mca": auc / 2}
+        for name, labels, aucs in (
+            ("a", "9", (0.5, 0.7)),
+            ("a", "30", (0.5, 0.7)),
+            ("b", "9", (0.6, 0.9)),
+            ("b", "30", (0.7, 1.0)),
+        )
         for seed, auc in enumerate(aucs)
     ]
-    (auc, low, high), (mca, _, _) = reproduce.compare(results, "b", "a", "9", "random")
-    assert auc == pytest.approx(0.15)
-    assert mca == pytest.approx(0.075)
-    assert low == pytest.approx(0.1)
-    assert high == pytest.approx(0.2)
+    gaps = reproduce.compare(results, "b", "a", ["9"], "random")
+    assert gaps is not None
+    assert gaps["seeds"] == 2
+    assert [gaps[key] for key in ("auc_gap", "auc_low", "auc_high")] == pytest.approx([0.15, 0.1, 0.2])
+    assert gaps["mca_gap"] == pytest.approx(0.075)
+    both = reproduce.compare(results, "b", "a", ["9", "30"], "random")
+    assert both is not None
+    assert [both[key] for key in ("auc_gap", "auc_low", "auc_high")] == pytest.approx([0.2, 0.15, 0.25])
+    single = reproduce.compare(results[:1] + results[4:], "b", "a", ["9"], "random")
+    assert single is not None
+    assert (single["seeds"], single["auc_low"]) == (1, None)
+    assert reproduce.compare(results, "b", "c", ["9"], "random") is None
+
+
+def test_groups_that_the_training_did_not_see_are_scored_apart(tiny_run: Run, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run.folder, tmp_path / "run")
+    assert reproduce._unseen(tiny_run) == {"auc_unseen": None, "mca_unseen": None}
+    rows = _read(tmp_path / "run" / "split.csv")
+    test = [row for row in rows if row["split"] == "test"]
+    unlabeled = next(row for row in rows if row["split"] == "unlabeled")
+    unlabeled["group"] = "a"
+    for row in test[::2]:
+        row["group"] = "a"
+    with (tmp_path / "run" / "split.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    left = {row["id"] for row in test[1::2]}
+    chosen = [position for position, name in enumerate(tiny_run.predictions.ids) if name in left]
+    expected = metrics.mca(tiny_run.predictions.probs[chosen], tiny_run.predictions.labels[chosen])
+    assert reproduce._unseen(Run(tmp_path / "run"))["mca_unseen"] == pytest.approx(expected)
 
 
 def test_a_failing_run_is_named(tmp_path: Path) -> None:
@@ -119,13 +277,58 @@ def test_a_wrong_experiment_is_refused(text: str, tmp_path: Path) -> None:
         reproduce.read_experiment("nowhere")
 
 
-@pytest.mark.parametrize(
-    "file", sorted((Path(__file__).parent.parent / "experiments").glob("*.toml")), ids=lambda f: f.stem
-)
-def test_every_experiment_names_methods_and_settings_that_exist(file: Path) -> None:
-    _, experiment = reproduce.read_experiment(str(file))
-    for row in experiment.rows:
-        assert row.method in METHODS
-        configure(
-            {"method": row.method, "preset": experiment.preset or "default", **experiment.settings, **row.settings}
+EXPERIMENTS = sorted((Path(__file__).parent.parent / "experiments").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
+def test_every_run_of_every_experiment_has_a_configuration(file: Path, tmp_path: Path) -> None:
+    stem, experiment = reproduce.read_experiment(str(file))
+    variants = [
+        experiment,
+        *(experiment.model_copy(update=each.model_dump(exclude_none=True)) for each in experiment.on.values()),
+    ]
+    for variant in variants:
+        cells = reproduce.list_cells(variant, tmp_path, variant.data)
+        names = [(cell.title, cell.labels, cell.split, cell.seed) for cell in cells]
+        assert len(set(names)) == len(names)
+        assert len({cell.folder for cell in cells}) == len(cells)
+        for cell in cells:
+            Budget.parse(cell.labels)
+            assert cell.config.seed == cell.seed
+    if stem.startswith(("table", "fig")):
+        assert re.match(
+            rf"{stem} \((Table|Figure) {int(stem[-1]) + stem.startswith('table')} in print\)", experiment.title
+        )
+
+
+def test_table1_is_the_table_of_the_paper() -> None:
+    _, experiment = reproduce.read_experiment(str(EXPERIMENTS[0].parent / "table1.toml"))
+    cells = reproduce.list_cells(experiment, Path("runs"), "ham10000")
+    assert len(cells) == 7 * 5 * 5
+    by_name = {row.name: row.paper for row in experiment.rows}
+    gains = [
+        [round(100 * (by_name["csda"][labels][k] - by_name["baseline"][labels][k]), 2) for labels in experiment.labels]
+        for k in (0, 1)
+    ]
+    assert gains == [[2.51, 2.98, 3.47, 3.2, 1.96], [2.37, 2.31, 7.78, 6.29, 8.02]]
+    assert cells[0].config.split == "ham10000/splits_neighbor_matching"
+
+
+def test_another_data_set_has_its_own_lists_and_counts(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("Path,Sex,Age,Frontal/Lateral\n")
+    name, experiment = reproduce.read_experiment(str(EXPERIMENTS[0].parent / "table6.toml"))
+    assert experiment.labels[0] == "5% of groups"
+    stem, variant = reproduce.choose_variant(name, experiment, str(tmp_path))
+    assert (stem, variant.labels) == ("table6_chexpert", ["100", "200", "300", "400", "500"])
+    cell = reproduce.list_cells(variant, tmp_path, str(tmp_path))[0]
+    assert cell.config.split == str(tmp_path / "splits_latent_mixing")
+    assert reproduce.choose_variant(name, experiment, str(tmp_path / "none")) == (name, experiment)
+
+
+def test_missing_data_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(EXPERIMENT)
+    with pytest.raises(DataError, match="--data"):
+        reproduce.reproduce(
+            str(file), data=str(tmp_path / "none"), runs=tmp_path, out=tmp_path, jobs=1, reporter=Reporter()
         )

@@ -286,6 +286,21 @@ def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.M
     assert session._commit() is None
 
 
+def test_without_git_the_commit_is_what_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CSDA_COMMIT", "abc")
+    assert session._commit() == "abc"
+
+
+def test_seeds_share_a_split_that_has_its_own(tiny_images: Path) -> None:
+    def split(**chosen: int) -> object:
+        config = configure({"data": str(tiny_images), "labels": "15", "image_size": 32, **chosen})
+        return session.prepare_data(config, None, Reporter()).split.parts()
+
+    assert split(seed=0, split_seed=5) == split(seed=1, split_seed=5) == split(seed=5)
+    assert split(seed=0) != split(seed=0, split_seed=5)
+
+
 def test_the_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git = tmp_path / "git"
     git.write_text(f"#!/bin/sh\necho {tmp_path}\necho 0123456789abcdef\n")

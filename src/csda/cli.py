@@ -38,7 +38,7 @@ def train(
     preset: Annotated[
         str | None, typer.Option(help="paper, default, or quick (what a machine without a GPU gets).")
     ] = None,
-    labels: Annotated[str | None, typer.Option(help="Labels to keep: 300, 10% or 20/class.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Labels to keep: 300, 10%, 20/class or 10% of groups.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, split and training.  [default: 0]")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: a new one under runs/]")] = None,
     source: Annotated[str | None, typer.Option(help="How to read DATA, where its layout does not tell.")] = None,
@@ -167,13 +167,30 @@ def reproduce(
         int | None,
         typer.Option(min=1, help="Runs at a time in each process.  [default: 4 on a GPU, 1 on the CPU]"),
     ] = None,
+    labels: Annotated[str | None, typer.Option(help="Train these budgets alone: 350,800.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Train so many seeds alone, the first ones.")] = None,
+    settings: Assignments = None,
+    only_finished: Annotated[
+        bool, typer.Option("--only-finished", help="Train nothing: the table of what there is, and what is missing.")
+    ] = False,
 ) -> None:
-    """Train what is missing of a grid of runs and write its table beside the paper's figures."""
+    """Train what is missing of a grid of runs and write its table, or figure, beside the paper's figures."""
+    from csda.config import parse_assignments
     from csda.progress import LogReporter
     from csda.reproduce import reproduce as reproduce_table
 
     page = reproduce_table(
-        name, data=data, runs=runs, out=out, jobs=jobs, side_by_side=side_by_side, reporter=LogReporter()
+        name,
+        data=data,
+        runs=runs,
+        out=out,
+        jobs=jobs,
+        side_by_side=side_by_side,
+        reporter=LogReporter(),
+        overrides=parse_assignments(settings or []),
+        labels=labels.split(",") if labels else (),
+        seeds=seeds,
+        only_finished=only_finished,
     )
     print(page)
 

@@ -41,8 +41,9 @@ class RunConfig(Settings):
     group_column: str = Field("group", description="of a CSV with labels")
     split_column: str = Field("split", description="of a CSV with labels")
     split_by: Literal["image", "group"] = Field("image", description="what never crosses parts")
+    split_seed: int | None = Field(None, ge=0, lt=2**31, description="of the split; the run's seed when not given")
     labels: Annotated[str | None, BeforeValidator(_as_text)] = Field(
-        None, description="labels to keep: 300, 10% or 20/class; all when not given"
+        None, description="labels to keep: 300, 10%, 20/class or 10% of groups; all when not given"
     )
     uncertain: Literal["remove", "zeros", "ones"] = Field("remove", description="CheXpert's uncertain cells")
     max_unreadable: float = Field(0.01, ge=0, le=1, description="share of images that may be unreadable")

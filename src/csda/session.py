@@ -84,7 +84,8 @@ def prepare_data(config: RunConfig, run: Run | None, reporter: Reporter) -> Prep
         truth = read_truth(run.folder / "truth.csv", dataset.classes, dataset.multi_label) if run.truth else {}
         split = replace(split, truth=truth)
     else:
-        split = split_dataset(readable, split=config.split, labels=config.labels, by=config.split_by, seed=config.seed)
+        seed = config.seed if config.split_seed is None else config.split_seed
+        split = split_dataset(readable, split=config.split, labels=config.labels, by=config.split_by, seed=seed)
     if METHODS[config.method].uses_truth and run is None:
         split = move_to_labeled(split, split.truth)
     unreadable = tuple(f"{record.path}: {reason}; left out" for record, reason in store.unreadable)
@@ -406,16 +407,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _commit() -> str | None:
-    """The commit of a source checkout that the package runs from, if it does."""
+    """The commit of a source checkout that the package runs from, or what CSDA_COMMIT says where there is no git."""
     here = Path(__file__).resolve().parent
     command = ["git", "rev-parse", "--show-toplevel", "HEAD"]
     try:
         found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
     except OSError:
-        return None
+        return os.environ.get("CSDA_COMMIT")
     # Installed packages may lie inside somebody else's checkout.
     top, _, commit = found.stdout.strip().partition("\n")
-    return commit if commit and Path(top).resolve() == here.parent.parent else None
+    return commit if commit and Path(top).resolve() == here.parent.parent else os.environ.get("CSDA_COMMIT")
 
 
 def _seconds(function: Callable[..., object], *arguments: object) -> float:

@@ -84,7 +84,7 @@ def attempt(function: Callable[[], Outcome]) -> Outcome | DataError:
 @pytest.mark.parametrize(
     ("text", "amount", "unit"),
     [("300", 300, "images"), (300, 300, "images"), ("10%", 0.1, "share"), ("0.5 %", 0.005, "share"),
-     ("20/class", 20, "per class"), ("100%", 1, "share")],
+     ("20/class", 20, "per class"), ("100%", 1, "share"), ("5 % of groups", 0.05, "share of groups")],
 )  # fmt: skip
 def test_budget_is_parsed(text: str | int, amount: float, unit: str) -> None:
     budget = Budget.parse(text)
@@ -93,7 +93,8 @@ def test_budget_is_parsed(text: str | int, amount: float, unit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-3", "0%", "101%", "3.5", "2.5/class", "0/class", "ten", "nan", "1e3", "٣", "9" * 5000]
+    "text",
+    ["", "0", "-3", "0%", "101%", "3.5", "2.5/class", "0/class", "ten", "nan", "1e3", "9 of groups", "٣", "9" * 5000],
 )
 def test_budget_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="20/class"):
@@ -275,6 +276,29 @@ def test_groups_too_large_for_the_budget_are_divided_and_said() -> None:
     split = make_split(single([200, 200], groups=8), 10, by="group")
     assert sizes(split)["labeled"] == 10
     assert any("groups are too large for so few labels" in remark for remark in split.remarks)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_share_of_the_groups_is_labeled_whole(several: bool) -> None:
+    dataset = multi(900, [0.3, 0.1, 0.02]) if several else single([500, 300, 12], groups=200)
+    splits = [make_split(dataset, "10% of groups", by="group", seed=seed) for seed in range(3)]
+    assert len({split.labeled for split in splits}) == 3
+    for split in splits:
+        labeled, unlabeled = ({record.group for record in part} for part in (split.labeled, split.unlabeled))
+        assert not labeled & unlabeled
+        assert len(labeled) == round(0.1 * len(labeled | unlabeled))
+        positives = [record.label if several else (record.label,) for record in split.labeled]
+        assert {index for label in positives for index in label} == {0, 1, 2}  # type: ignore[union-attr]
+
+
+def test_a_share_of_the_groups_that_cannot_be_labeled_is_refused() -> None:
+    dataset = single([60, 30, 3], groups=1000)
+    with pytest.raises(ConfigError, match="split_by=group"):
+        make_split(dataset, "10% of groups")
+    with pytest.raises(DataError, match="cannot cover every class"):
+        make_split(dataset, "2% of groups", by="group")
+    with pytest.raises(ConfigError, match="not held out"):
+        make_split(dataset, by="group", test="10% of groups")
 
 
 def test_group_split_needs_groups() -> None:

@@ -24,30 +24,30 @@ _NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A number of images: in total, as a share of those there are, or of each class.
+    """A number of images: in total, as a share of those there are, of each class, or those of a share of the groups.
 
-    >>> Budget.parse("10%")
-    Budget(amount=0.1, unit='share')
+    >>> Budget.parse("10%"), Budget.parse("10% of groups")
+    (Budget(amount=0.1, unit='share'), Budget(amount=0.1, unit='share of groups'))
     >>> Budget.parse("20/class"), Budget.parse(300)
     (Budget(amount=20, unit='per class'), Budget(amount=300, unit='images'))
     """
 
     amount: float
-    unit: Literal["images", "share", "per class"]
+    unit: Literal["images", "share", "share of groups", "per class"]
 
     @classmethod
     def parse(cls, text: str | int) -> Budget:
-        match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(%|/class)?", str(text).replace(" ", ""), re.ASCII)
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(%(?:ofgroups)?|/class)?", str(text).replace(" ", ""), re.ASCII)
         number, suffix = match.groups() if match else ("0", None)
-        if suffix == "%" and 0 < float(number) <= 100:
-            return cls(float(number) / 100, "share")
-        if suffix != "%" and number.isdigit() and int(number) > 0:
+        if suffix in ("%", "%ofgroups") and 0 < float(number) <= 100:
+            return cls(float(number) / 100, "share" if suffix == "%" else "share of groups")
+        if suffix in ("/class", None) and number.isdigit() and int(number) > 0:
             return cls(int(number), "per class" if suffix else "images")
-        raise ConfigError(f"`{text}` is no number of images; write 300, 10% (up to 100%) or 20/class")
+        raise ConfigError(f"`{text}` is no number of images; write 300, 10% (up to 100%), 20/class or 10% of groups")
 
     def __str__(self) -> str:
-        if self.unit == "share":
-            return f"{self.amount * 100:g}%"
+        if self.unit.startswith("share"):
+            return f"{self.amount * 100:g}%{self.unit.removeprefix('share')}"
         return f"{self.amount}/class" if self.unit == "per class" else f"{self.amount}"
 
 
@@ -74,7 +74,7 @@ def make_split(
     Parts that the source gives are kept; `test` and `val`, where it gives none, are drawn from the training images
     (or from its labeled ones, where it has no others), stratified by class and with at least one image of each. A
     budget of `labels` then draws those that stay labeled; without one all of them do. Shares are of all labeled
-    images for `test` and `val`, and of the labeled training images for `labels`.
+    images for `test` and `val`, and of the labeled training images, or their groups, for `labels`.
 
     With `by="group"` no group is in two of training, validation and test, and those that stay labeled are whole groups
     as far as the budget allows. The same seed gives the same split; test and validation do not depend on `labels`.
@@ -263,6 +263,10 @@ def _draw_labeled(
     remarks: list[str],
 ) -> list[int]:
     records = dataset.records
+    if budget.unit == "share of groups":
+        if by != "group":
+            raise ConfigError(f"labels = '{budget}' needs whole groups; give split_by=group, or a number of images")
+        return _draw_groups(_units(records, candidates, "group"), budget.amount, rng)
     targets, total = _labeled_targets(dataset, candidates, budget)
     labeled = _draw(_units(records, candidates, by), targets, total, keep=0, rng=rng)
     if total is not None and len(labeled) > total and by == "group":
@@ -314,6 +318,8 @@ def _held_out_targets(
     limits = {stratum: count - _kept(count, keep) for stratum, count in available.items()}
     if budget.unit == "per class":
         return _per_class_targets(dataset, limits, budget)
+    if budget.unit == "share of groups":
+        raise ConfigError(f"'{budget}' can be labeled, not held out; give a number or a share of the images")
     wanted = round(budget.amount * whole) if budget.unit == "share" else int(budget.amount)
     wanted = max(wanted, sum(limit > 0 for limit in limits.values()))
     images = sum(len(unit.members) for unit in units)
@@ -430,6 +436,24 @@ def _draw(
             if len(units[number].members) <= left and is_free(number):
                 take(number)
     return [position for number, unit in enumerate(units) if taken[number] for position in unit.members]
+
+
+def _draw_groups(units: list[_Unit], share: float, rng: np.random.Generator) -> list[int]:
+    """A share of the units at random, after one of each stratum, the rarest first."""
+    wanted = round(share * len(units))
+    order = rng.permutation(len(units)).tolist()
+    carriers: dict[int, list[int]] = defaultdict(list)
+    for number in order:
+        for stratum in units[number].counts:
+            carriers[stratum].append(number)
+    taken: dict[int, None] = {}
+    for numbers in sorted(carriers.values(), key=len):
+        if taken.keys().isdisjoint(numbers):
+            taken[numbers[0]] = None
+    if len(taken) > wanted:
+        raise DataError(f"{wanted} groups cannot cover every class; ask for at least {len(taken)} of {len(units)}")
+    taken |= dict.fromkeys(order)
+    return [position for number in list(taken)[:wanted] for position in units[number].members]
 
 
 # --- what a split must satisfy --------------------------------------------------------------------------------------

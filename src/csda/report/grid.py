@@ -1,4 +1,7 @@
-"""The picture of a grid of runs: every seed of every row, and what became of each class."""
+"""Pictures of a grid of runs: over budgets, over many rows, or every seed of a few rows and what became of each class.
+
+A filled mark is what was measured here, an open one of the same colour what the paper has.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.ticker import PercentFormatter
@@ -59,6 +64,82 @@ def draw_grid(
             recalls.set_ylabel(" ", labelpad=44)
         figure.legend(*recalls.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(titles)))
         return figure
+
+
+def draw_budgets(
+    summary: Sequence[Mapping[str, Any]], titles: Sequence[str], budgets: Sequence[str], splits: Sequence[str]
+) -> Figure:
+    """AUC and MCA of each row over the budgets, mean and standard deviation over seeds, a column for each split.
+
+    `summary` are the lines of NAME.csv.
+    """
+    with matplotlib.rc_context(STYLE):
+        size = (max(13.6, 4.6 * len(splits)), 4.8) if len(splits) == 1 else (4.6 * len(splits), 8.4)
+        figure = Figure(figsize=size, facecolor="white", layout="constrained")
+        shape = (1, 2) if len(splits) == 1 else (2, len(splits))
+        panels = figure.subplots(*shape, squeeze=False, sharey=False if len(splits) == 1 else "row").flat
+        for axes, (name, split) in zip(panels, [(n, s) for n in ("auc", "mca") for s in splits], strict=True):
+            for row, title in enumerate(titles):
+                lines = {line["labels"]: line for line in summary if (line["method"], line["split"]) == (title, split)}
+                places = np.array([place for place, labels in enumerate(budgets) if labels in lines], dtype=float)
+                places += 0.36 * ((row + 0.5) / len(titles) - 0.5)
+                own = [lines[labels] for labels in budgets if labels in lines]
+                _draw_series(axes, places, own, name, PALETTE[_COLOURS[row % len(_COLOURS)]], title)
+            axes.set_xticks(range(len(budgets)), budgets)
+            axes.grid(visible=False, axis="x")
+            axes.set_title(name.upper() if len(splits) == 1 else f"{name.upper()}, {split}")
+            axes.set_xlabel("labels")
+        _add_legend(figure, axes, summary)
+        return figure
+
+
+def _draw_series(
+    axes: Axes, places: npt.NDArray[np.float64], lines: Sequence[Mapping[str, Any]], name: str, colour: str, title: str
+) -> None:
+    means = [line[f"{name}_mean"] for line in lines]
+    spreads = [line[f"{name}_std"] or 0.0 for line in lines]
+    axes.errorbar(places, means, spreads, fmt="o-", color=colour, label=title, linewidth=1.4, markersize=6)
+    paper = [line[f"paper_{name}"] for line in lines]
+    known = [place for place, value in enumerate(paper) if value is not None]
+    axes.plot(places[known], [paper[place] for place in known], "o", markersize=6, **_open(colour))
+
+
+def draw_rows(
+    results: Sequence[Mapping[str, Any]], titles: Sequence[str], paper: Mapping[str, Sequence[float]]
+) -> Figure:
+    """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
+
+    `results` are the lines of NAME_runs.csv of one budget and split.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(13.6, 1.4 + 0.38 * len(titles)), facecolor="white", layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, (position, name) in zip(panels, enumerate(("auc", "mca")), strict=True):
+            for row, title in enumerate(titles):
+                colour = PALETTE["vermilion" if row == 0 else "blue"]
+                scores = np.array([run[name] for run in results if run["method"] == title], dtype=float)
+                axes.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
+                axes.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+                known = paper[title][position : position + 1]
+                axes.plot(known, [row] * len(known), "D", **_open(colour))
+            axes.set_yticks(range(len(titles)), titles)
+            axes.set_ylim(len(titles) - 0.4, -0.6)
+            axes.set_title(f"{name.upper()}: a dot for each seed, a bar for their mean")
+        if any(paper.values()):
+            axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
+        return figure
+
+
+def _open(colour: str) -> dict[str, Any]:
+    return {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.4, "linestyle": "none"}
+
+
+def _add_legend(figure: Figure, axes: Axes, summary: Sequence[Mapping[str, Any]]) -> None:
+    if any(line["paper_auc"] is not None for line in summary):
+        axes.plot([], [], "o", label="open: the paper", **_open(PALETTE["ink"]))
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)))
 
 
 def write_grid(figure: Figure, path: Path) -> None:

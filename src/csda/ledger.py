@@ -1,0 +1,114 @@
+"""Which runs there are: finished run folders, and lines of tables that were written from folders since gone.
+
+A run is known by what it computes, not by the table that it was trained for, so that a row which stands in several
+tables is trained once. Run folders are not kept with the results. NAME_runs.csv has a line for each run, and NAME.json
+the complete settings behind the lines, so that another machine trains only what is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from csda.config import RunConfig, read_config
+from csda.runs import Run
+from csda.training import configure
+
+Identity = dict[str, Any]
+
+CIRCUMSTANCES = ("preset", "device", "threads", "cuda_graph", "checkpoint_seconds", "tensorboard", "max_unreadable")
+"""Settings that say how a run is executed, or only name others, and so do not tell two runs apart."""
+
+PLACES = ("data", "labels", "split", "split_by", "split_seed", "seed")
+"""Settings that a line of a table has columns for, or that its split stands for."""
+
+TEXTS = ("method", "labels", "split", "settings", "images", "commit", "machine", "torch", "date")
+"""Columns of NAME_runs.csv that hold no number."""
+
+
+def identify(config: RunConfig) -> Identity:
+    """What a run computes: its resolved settings, folders by their name alone."""
+    values = config.model_dump(exclude_none=True)
+    values |= values.pop("method_settings")
+    values |= {name: Path(values[name]).name for name in ("data", "split") if name in values}
+    return {name: _plain(value) for name, value in values.items() if name not in CIRCUMSTANCES}
+
+
+def agree(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether two runs compute the same; a setting that the older of them did not know yet has its default."""
+    filled = {**_defaults(ours["method"]), **theirs}
+    return all(filled.get(name) == ours.get(name) for name in ours.keys() | theirs.keys())
+
+
+def digest(content: object) -> str:
+    """Twelve digits that stand for a content."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def locate(runs: Path, split: str, config: RunConfig) -> Path:
+    """The folder of a run that computes the same, or a new one, named after what it is."""
+    identity = identify(config)
+    stem = _slug(f"{config.method}_{config.labels}_{split}_{config.seed}")
+    home = runs / _slug(identity["data"])
+    for folder in sorted(home.glob(f"{stem}_*")):
+        if (folder / "config.toml").is_file() and agree(identity, identify(read_config(folder / "config.toml"))):
+            return folder
+    return home / f"{stem}_{digest(identity)}"
+
+
+def digest_split(run: Run) -> str:
+    """Which images are in which part, and their labels: two runs with the same were given the same."""
+    return digest(sorted((row.id, row.split, row.label) for row in run.split))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A line of NAME_runs.csv and what its run computed."""
+
+    identity: Identity
+    line: dict[str, Any]
+
+
+def read_recorded(results: Path) -> list[Recorded]:
+    """Every run that the tables in a folder tell of."""
+    recorded = []
+    for table in sorted(results.glob("*_runs.csv")):
+        described = table.with_name(table.name.replace("_runs.csv", ".json"))
+        about = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
+        with table.open(newline="", encoding="utf-8") as file:
+            for cells in csv.DictReader(file):
+                line = {name: text if name in TEXTS else _number(text) for name, text in cells.items()}
+                if line.get("settings") in about.get("settings", {}):
+                    places = {"data": about["data"], "labels": line["labels"], "seed": line["seed"]}
+                    identity = about["settings"][line["settings"]] | places | about["splits"][line["split"]]
+                    recorded.append(Recorded(identity, line))
+    return recorded
+
+
+def settings_alone(identity: Mapping[str, Any]) -> Identity:
+    """An identity without data, budget, split and seed: what the runs of one row share."""
+    return {name: value for name, value in identity.items() if name not in PLACES}
+
+
+@cache
+def _defaults(method: str) -> Identity:
+    return settings_alone(identify(configure({"method": method, "preset": "default"})))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-=" else "-" for c in text)
+
+
+def _number(text: str) -> float | int | None:
+    return None if not text else int(text) if text.lstrip("-").isdigit() else float(text)
