@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ app.add_typer(bench_app, name="bench")
 
 Data = Annotated[str | None, typer.Argument(help="Folder of images; without it the drawn set 'synthetic'.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder that `csda train` made.")]
+Preset = Annotated[str | None, typer.Option(help="paper, default, or quick (what a machine without a GPU gets).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines, no bars: for log files.")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see `csda methods`.")
@@ -35,9 +36,7 @@ Assignments = Annotated[
 def train(
     data: Data = None,
     method: Annotated[str | None, typer.Option(help="One of `csda methods`.  [default: csda]")] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="paper, default, or quick (what a machine without a GPU gets).")
-    ] = None,
+    preset: Preset = None,
     labels: Annotated[str | None, typer.Option(help="Labels to keep: 300, 10%, 20/class or 10% of groups.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, split and training.  [default: 0]")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: a new one under runs/]")] = None,
@@ -209,13 +208,47 @@ def data_check(
 
 @bench_app.command("step")
 def bench_step(
+    preset: Preset = None,
+    settings: Assignments = None,
+    parts: Annotated[
+        list[str] | None,
+        typer.Option("--part", help="Only these beside the step itself: methods, loader, start, seeds; repeatable."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of images for loader and starts.  [default: drawn]")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 15,
+    seconds: Annotated[float, typer.Option(help="After so long nothing new is begun.")] = 120.0,
     out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
-    preset: Annotated[str, typer.Option(help="Whose sizes to measure.")] = "quick",
 ) -> None:
-    """Time a full step of each method against the bare step of the same network."""
+    """Time a step of each method against the bare step, the device, a loader and several runs at once."""
     from csda.bench import bench_step, show
 
-    show(bench_step(preset), out)
+    chosen = _with_preset(settings, preset)
+    show(bench_step(chosen, parts=parts, data=data, rounds=rounds, seconds=seconds), out)
+
+
+@bench_app.command("scale")
+def bench_scale(
+    preset: Preset = None,
+    settings: Assignments = None,
+    unlabeled: Annotated[list[int] | None, typer.Option(min=1, help="Unlabeled images; repeatable.")] = None,
+    classes: Annotated[list[int] | None, typer.Option(min=2, help="Classes; repeatable.")] = None,
+    capacity: Annotated[list[int] | None, typer.Option(min=1, help="Slots of the queue; repeatable.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 5,
+    seconds: Annotated[float, typer.Option(help="After so long nothing new is begun.")] = 120.0,
+    out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
+) -> None:
+    """Time a step against the number of unlabeled images, of classes and of slots in the queue."""
+    from csda.bench import bench_scale, show
+
+    figures = bench_scale(
+        _with_preset(settings, preset),
+        unlabeled=unlabeled,
+        classes=classes,
+        capacities=capacity,
+        rounds=rounds,
+        seconds=seconds,
+    )
+    show(figures, out)
 
 
 @bench_app.command("data")
@@ -227,6 +260,12 @@ def bench_data(
     from csda.bench import bench_data, show
 
     show(bench_data(data), out)
+
+
+def _with_preset(settings: list[str] | None, preset: str | None) -> dict[str, Any]:
+    from csda.config import parse_assignments
+
+    return parse_assignments(settings or []) | ({} if preset is None else {"preset": preset})
 
 
 def _print(content: object) -> None:

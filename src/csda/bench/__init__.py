@@ -1,0 +1,11 @@
+"""What the program costs, measured side by side within one run: a step, what it grows with, and reading images.
+
+docs/explanation/benchmarks.md says how each figure is measured.
+"""
+
+from csda.bench.data import bench_data
+from csda.bench.scale import bench_scale
+from csda.bench.step import bench_step
+from csda.bench.timing import show
+
+__all__ = ["bench_data", "bench_scale", "bench_step", "show"]

@@ -1,0 +1,66 @@
+"""`csda bench scale`: what the step of `csda` grows with."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from csda.bench.sessions import CLASSES, UNLABELED, open_session, stepper
+from csda.bench.timing import Deadline, describe_machine, time_in_turn
+
+UNLABELED_COUNTS = (10_000, 100_000, 1_000_000)
+CLASS_COUNTS = (2, 7, 100, 1_000)
+CAPACITIES = (128, 512, 2_048, 8_192)
+CAPACITIES_ON_CPU = (32, 128, 512)
+
+
+def bench_scale(
+    chosen: Mapping[str, Any],
+    *,
+    unlabeled: Sequence[int] | None = None,
+    classes: Sequence[int] | None = None,
+    capacities: Sequence[int] | None = None,
+    rounds: int = 5,
+    seconds: float = 120.0,
+) -> dict[str, Any]:
+    """Step time against the number of unlabeled images, of classes, and the length of the queue, one at a time.
+
+    Each is timed in turn with the step of the preset on few images, over which it is given. Pixels are mapped from a
+    file. What the deadline of so many `seconds` leaves no time for is named under `left_out`.
+    """
+    deadline = Deadline(seconds)
+    reference = open_session("csda", chosen)
+    device, capacity = reference.device, reference.config.method_settings["capacity"]
+    capacities = capacities or (CAPACITIES if device.type == "cuda" else CAPACITIES_ON_CPU)
+    cases: list[tuple[str, int, int, int, int]] = [
+        *(("unlabeled", count, count, CLASSES, capacity) for count in unlabeled or UNLABELED_COUNTS),
+        *(("classes", count, UNLABELED, count, capacity) for count in classes or CLASS_COUNTS),
+        *(("capacity", count, UNLABELED, CLASSES, count) for count in capacities),
+    ]
+    figures: dict[str, Any] = {
+        **describe_machine(device),
+        "reference": {"unlabeled": UNLABELED, "classes": CLASSES, "capacity": capacity},
+    }
+    left_out = []
+    for what, value, images, kinds, slots in cases:
+        if deadline.passed:
+            left_out.append(f"{what} {value}")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            session = open_session(
+                "csda",
+                {**chosen, "capacity": slots},
+                unlabeled=images,
+                classes=kinds,
+                file=Path(folder) / "pixels",
+            )
+            actions = {"reference": stepper(reference), "step": stepper(session)}
+            times = time_in_turn(actions, device, rounds, deadline)
+            del session, actions
+            gc.collect()
+        figures.setdefault(f"{what}_step_ms", {})[str(value)] = times.figure("step")
+        figures.setdefault(f"{what}_over_reference", {})[str(value)] = times.ratio("step", "reference")
+    return figures | {"left_out": left_out}

@@ -1,0 +1,74 @@
+"""What is measured: trainings on noise, which costs a network as much as pictures do and need not be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csda.bench.timing import Action
+from csda.config import RunConfig
+from csda.data.records import Dataset, Pixels, Record, Split
+from csda.methods import METHODS
+from csda.session import PreparedData, Session
+from csda.training import configure
+
+LABELED, HELD_OUT, UNLABELED, CLASSES = 512, 64, 1024, 7
+NOISY = 4096
+"""Images of noise at the front of a set in a file; the others are holes in it, which read as black."""
+
+
+def configure_method(method: str, chosen: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a method, without those of the chosen settings that `csda` has and it has not."""
+    known, own = METHODS["csda"].settings.model_fields.keys(), METHODS[method].settings.model_fields.keys()
+    return configure({key: chosen[key] for key in chosen if key not in known - own} | {"method": method})
+
+
+def open_session(
+    method: str,
+    chosen: Mapping[str, Any],
+    *,
+    classes: int = CLASSES,
+    unlabeled: int = UNLABELED,
+    file: Path | None = None,
+) -> Session:
+    """A training of the method, ready to step; with a `file` its pixels are mapped from there."""
+    config = configure_method(method, chosen)
+    session = Session(config, make_data(config.image_size, classes, unlabeled, file))
+    session.begin_epoch(1)
+    return session
+
+
+def make_data(image_size: int, classes: int, unlabeled: int, file: Path | None = None) -> PreparedData:
+    """Images of noise and a split of them; all labeled classes have images."""
+    ends = np.cumsum((max(LABELED, classes), unlabeled, HELD_OUT, HELD_OUT))
+    records = tuple(Record(f"{number:07d}", None, number % classes) for number in range(ends[-1]))
+    labeled, pool, val, test = (
+        records[end - size : end] for end, size in zip(ends, np.diff(ends, prepend=0), strict=True)
+    )
+    pool = tuple(Record(record.id, None, None) for record in pool)
+    dataset = Dataset("noise", tuple(f"class {number}" for number in range(classes)), records)
+    pixels = _make_pixels((len(records), image_size, image_size, 3), file)
+    return PreparedData(dataset, pixels, Split(labeled, pool, val, test, truth={}), ())
+
+
+def _make_pixels(shape: tuple[int, ...], file: Path | None) -> Pixels:
+    noise = np.random.default_rng(0)
+    if file is None:
+        return noise.integers(0, 256, shape, np.uint8)
+    pixels = np.memmap(file, np.uint8, "w+", shape=shape)
+    pixels[:NOISY] = noise.integers(0, 256, pixels[:NOISY].shape, np.uint8)
+    return pixels
+
+
+def stepper(session: Session) -> Action:
+    """A step of the session's method on the next images of its order, as a training makes it."""
+    inputs = _inputs(session)
+    return lambda: session.engine.step(session.step, *next(inputs))
+
+
+def _inputs(session: Session) -> Iterator[Any]:
+    while True:
+        yield from session.sample(1)

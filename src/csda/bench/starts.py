@@ -1,0 +1,97 @@
+"""Whole trainings: how soon one begins, and what eight at once gain over eight in turn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from csda.bench.sessions import open_session
+from csda.bench.timing import Deadline, figure, time_once
+from csda.errors import RunError
+from csda.methods import METHODS
+from csda.session import Session
+
+SEEDS = 8
+REPEATS = 3
+
+_FIRST_STEP = """
+import json, os, sys
+import torch
+from csda.progress import Reporter
+from csda.training import train
+
+class FirstStep(Reporter):
+    def step(self):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        print("done", flush=True)
+        os._exit(0)
+
+train(settings=json.loads(sys.argv[1]), out=sys.argv[2], reporter=FirstStep())
+"""
+
+
+def measure_start(chosen: Mapping[str, Any], data: Path | None, deadline: Deadline) -> dict[str, float]:
+    """Seconds from the start of a process to the end of its first step of `csda` on `data`, or on the drawn set.
+
+    Compiled kernels, pixels and the files of Python are cached by a first start that does not count.
+    """
+    chosen = dict(chosen) if data is None else {**chosen, "data": str(data)}
+    _start_once(chosen)
+    seconds: list[float] = []
+    while not seconds or (len(seconds) < REPEATS and not deadline.passed):
+        seconds.append(_start_once(chosen))
+    return figure(seconds)
+
+
+def _start_once(chosen: Mapping[str, Any]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", _FIRST_STEP, json.dumps(chosen), str(Path(folder) / "run")]
+        begun = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            answer = process.stdout.readline()
+            seconds = time.perf_counter() - begun
+    if not answer:
+        raise RunError("a training ended before its first step; its own message stands above")
+    return seconds
+
+
+def measure_seeds(method: str, chosen: Mapping[str, Any], deadline: Deadline) -> dict[str, float]:
+    """How many times faster eight seeds are side by side than one after the other.
+
+    Each trains an epoch and is evaluated, in a thread and, on a GPU, a stream of its own, as a launched grid does it.
+    """
+    sessions = [open_session(method, {**chosen, "seed": seed}) for seed in range(SEEDS)]
+    for session in sessions:
+        _train_epoch(session)
+    speedups: list[float] = []
+    while not speedups or (len(speedups) < REPEATS and not deadline.passed):
+        in_turn = time_once(lambda: _train_epochs(sessions, threads=1))
+        speedups.append(in_turn / time_once(lambda: _train_epochs(sessions, threads=SEEDS)))
+    return figure(speedups)
+
+
+def _train_epochs(sessions: Sequence[Session], threads: int) -> None:
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(_train_epoch, sessions))
+
+
+def _train_epoch(session: Session) -> None:
+    """An epoch, and its evaluation, which waits for the device."""
+    gpu = session.device.type == "cuda"
+    with torch.cuda.stream(torch.cuda.Stream(session.device)) if gpu else nullcontext():
+        session.begin_epoch(1)
+        for inputs in session.sample(1):
+            session.engine.step(session.step, *inputs)
+        session.evaluate(guesses=METHODS[session.config.method].uses_unlabeled)
