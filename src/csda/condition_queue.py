@@ -32,6 +32,7 @@ class VariableConditionQueue(nn.Module):
         repeats: a sample admitted again is to "refresh" its entry, or to "keep" it and have one more.
         evict: which entries leave a class that is too long, the "oldest" or the "least_confident".
         target_size: width of the targets, where they are not the aligned predictions themselves.
+        image_shape: (H, W, C), to hold the samples' uint8 images beside them where nobody could look them up.
         process_group: processes that push together; every one of them then holds the same queue.
 
     >>> queue = VariableConditionQueue(num_classes=2, capacity=4)
@@ -49,6 +50,7 @@ class VariableConditionQueue(nn.Module):
     classes: Tensor
     confidences: Tensor
     mask: Tensor
+    images: Tensor | None
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class VariableConditionQueue(nn.Module):
         repeats: Literal["refresh", "keep"] = "refresh",
         evict: Literal["oldest", "least_confident"] = "oldest",
         target_size: int | None = None,
+        image_shape: tuple[int, int, int] | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
@@ -82,6 +85,9 @@ class VariableConditionQueue(nn.Module):
         self.register_buffer("classes", torch.zeros(capacity, dtype=torch.int64))
         self.register_buffer("confidences", torch.zeros(capacity))
         self.register_buffer("mask", torch.zeros(capacity, dtype=torch.bool))
+        # Not saved: whoever has the images finds them again by the indices.
+        images = None if image_shape is None else torch.zeros(capacity, *image_shape, dtype=torch.uint8)
+        self.register_buffer("images", images, persistent=False)
 
     @torch.no_grad()
     def push(
@@ -91,6 +97,7 @@ class VariableConditionQueue(nn.Module):
         labeled_confidence: Tensor,
         unlabeled_confidence: Tensor,
         targets: Tensor | None = None,
+        images: Tensor | None = None,
     ) -> None:
         """Eq. (17) for each sample, then Eq. (15) for each class.
 
@@ -102,6 +109,7 @@ class VariableConditionQueue(nn.Module):
             labeled_confidence: c^x [n], for the lengths.
             unlabeled_confidence: c^u [n], for the thresholds.
             targets: [B, target_size], what to train on; the aligned predictions if not given.
+            images: uint8 [B, H, W, C], needed by a queue that holds images, of no use to another.
         """
         indices, aligned = self._gather(indices), self._gather(aligned)
         targets = aligned if targets is None else self._gather(targets)
@@ -137,6 +145,12 @@ class VariableConditionQueue(nn.Module):
         ):
             stored.copy_(candidates.index_select(0, source).masked_fill(empty, 0))
         self.mask.copy_(slots < number)
+        if self.images is not None:
+            assert images is not None, "a queue that holds images is pushed images"
+            images = self._gather(images)
+            last = len(images) - 1
+            rows = torch.where(source <= last, last - source, source)  # here the pushed samples are not reversed
+            self.images.copy_(torch.cat((images, self.images))[rows])
 
     def contents(self) -> tuple[Tensor, Tensor, Tensor]:
         """The L slots: indices int64 [L], targets [L, target_size], and bool [L], which of them are filled."""

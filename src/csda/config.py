@@ -77,6 +77,9 @@ class RunConfig(Settings):
 
     device: str = Field("auto", description="auto, cpu or cuda")
     precision: Literal["float32", "tf32", "bf16"] = Field("float32")
+    resident_share: float = Field(
+        0.6, ge=0, le=1, description="of the free device memory for pixels; the others are streamed; 0 streams all"
+    )
     cuda_graph: bool = Field(True, description="capture a step and replay it, on a GPU")
     checkpoint_seconds: float = Field(20.0, ge=0, description="least time between checkpoints")
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to torch")

@@ -67,6 +67,6 @@ def _over(
     """Apply a function to plain views of all images, in evaluation mode."""
     training = model.training
     model.eval()
-    results = [function(pool(indices, "plain")) for indices in pool.order(batch_size, shuffled=False)]
+    results = [function(batch.view("plain")) for batch in pool.batches(batch_size, shuffled=False)]
     model.train(training)
     return [torch.cat(columns).cpu().numpy() for columns in zip(*results, strict=True)]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ from csda import metrics
 from csda.config import RunConfig
 from csda.data import load_dataset, split_dataset
 from csda.data.augment import Augmentation
-from csda.data.batches import ImagePool
+from csda.data.batches import ImagePool, StreamedPool
 from csda.data.parts import open_parts
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.data.sampling import bilateral_draws, shuffled_passes
@@ -106,6 +106,17 @@ class Session:
         self.truth = encode_labels(
             [split.truth.get(record.id) for record in split.unlabeled], len(dataset.classes), dataset.multi_label
         )
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.device = choose_device(config.device)
+        self.parts = open_parts(
+            dataset,
+            data.pixels,
+            split,
+            self.device,
+            Augmentation(config.rotation, config.translation, config.flip),
+            config.resident_share,
+        )
         classes = len(dataset.classes)
         counts = (
             self.labeled_labels.sum(0) if dataset.multi_label else np.bincount(self.labeled_labels, minlength=classes)
@@ -118,13 +129,7 @@ class Session:
             num_unlabeled=len(split.unlabeled),
             image_size=config.image_size,
             channels=data.pixels.shape[-1],
-        )
-
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        self.device = choose_device(config.device)
-        self.parts = open_parts(
-            dataset, data.pixels, split, self.device, Augmentation(config.rotation, config.translation, config.flip)
+            streamed="unlabeled" in self.parts.streamed,
         )
         if np.isnan(metrics.auc(np.zeros((len(self.val_labels), classes)), self.val_labels)):
             raise DataError(
@@ -182,6 +187,7 @@ class Session:
             return [], 0
         self.model.load_state_dict(state["model"])
         self.method.load_state_dict(state["method"])
+        self.method.resume(self.parts.unlabeled)
         restore_optimizer(self.optimizer, state["optimizer"])
         # The file of the best model may be ahead of the checkpoint.
         self._best = state["best_weights"]
@@ -221,7 +227,8 @@ class Session:
         epochs = f"{left} of {config.epochs} epochs left" if epochs_done else f"{left} epochs"
         size = f"{config.steps_per_epoch} steps on {config.image_size}×{config.image_size} images"
         time_needed = f", about {format_duration(left * self._epoch_seconds())}" if self.device.type == "cpu" else ""
-        return f"{place}: preset {config.preset}, {epochs} of {size}{time_needed}; the run is in {run.folder}"
+        streamed = f"; {' and '.join(self.parts.streamed)} images are streamed" if self.parts.streamed else ""
+        return f"{place}: preset {config.preset}, {epochs} of {size}{time_needed}{streamed}; the run is in {run.folder}"
 
     def _epoch_seconds(self) -> float:
         """Measured by a few steps and one prediction of copies, so that nothing of the run changes."""
@@ -234,7 +241,7 @@ class Session:
             durations.append(_seconds(rehearsal.engine.step, rehearsal.step, *inputs))
             if sum(durations) > 0.5:
                 break
-        val = ImagePool(parts.val.pixels[:size], parts.val.augmentation, parts.val.generator)
+        val = parts.val.first(size)
         evaluated = (len(parts.val) + len(parts.test) + len(parts.unlabeled)) / len(val)
         return self.config.steps_per_epoch * min(durations) + evaluated * _seconds(rehearsal._predict, val)
 
@@ -249,26 +256,42 @@ class Session:
         set_learning_rate(self.optimizer, learning_rate)
         return learning_rate
 
-    def sample(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The epoch's inputs: positions in the labeled and in the unlabeled part, and η of Eq. (19)."""
+    def sample(self, epoch: int, *, labels_only: bool = False) -> Iterator[tuple[Tensor, ...]]:
+        """The epoch's inputs: positions in the labeled and in the unlabeled part, and η of Eq. (19).
+
+        Where the unlabeled part is streamed its pixels come with them. With `labels_only` there are none of it.
+        """
         config, steps = self.config, self.config.steps_per_epoch
         fraction = torch.arange(1, steps + 1) / steps if config.ramp == "step" else torch.ones(steps)
         progress = ramp(epoch - 1 + fraction, config.epochs)
         labeled = shuffled_passes(len(self.parts.labeled), config.batch_size, steps, self._order)
         if self.method.sampling == "bilateral":
             labeled = bilateral_draws(labeled, torch.from_numpy(self.labeled_labels), progress, self._order)
-        unlabeled = shuffled_passes(len(self.parts.unlabeled), config.unlabeled_batch_size, steps, self._order)
-        return zip(*(table.to(self.device) for table in (labeled, unlabeled, progress)), strict=True)
+        pool = self.parts.unlabeled
+        seen = 0 if labels_only or not METHODS[config.method].uses_unlabeled else len(pool)
+        unlabeled = shuffled_passes(seen, config.unlabeled_batch_size, steps, self._order)
+        inputs: list[Iterable[Tensor]] = [table.to(self.device) for table in (labeled, unlabeled, progress)]
+        if isinstance(pool, StreamedPool):
+            inputs.append(pool.host.stream(unlabeled))
+        return zip(*inputs, strict=True)
 
-    def warm_up(self, labeled: Tensor, unlabeled: Tensor, progress: Tensor) -> StepOutput:
+    def warm_up(
+        self, labeled: Tensor, unlabeled: Tensor, progress: Tensor, unlabeled_pixels: Tensor | None = None
+    ) -> StepOutput:
         """A step on labels alone, in the shape of all steps."""
         return self.method.warm_up(self.model, self.parts.labeled.batch(labeled))
 
-    def step(self, labeled: Tensor, unlabeled: Tensor, progress: Tensor) -> StepOutput:
+    def step(
+        self, labeled: Tensor, unlabeled: Tensor, progress: Tensor, unlabeled_pixels: Tensor | None = None
+    ) -> StepOutput:
         """A step of the method on the images at these positions."""
         parts = self.parts
         return self.method.step(
-            self.model, parts.labeled.batch(labeled), parts.unlabeled.batch(unlabeled), parts.unlabeled, progress
+            self.model,
+            parts.labeled.batch(labeled),
+            parts.unlabeled.batch(unlabeled, unlabeled_pixels),
+            parts.unlabeled,
+            progress,
         )
 
     def evaluate(self, *, guesses: bool) -> tuple[dict[str, float], dict[str, Floats]]:

@@ -113,7 +113,7 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         started = time.perf_counter()
         warming_up = epoch <= config.warm_up_epochs
         learning_rate = session.begin_epoch(epoch)
-        for inputs in session.sample(epoch):
+        for inputs in session.sample(epoch, labels_only=warming_up):
             engine.step(session.warm_up if warming_up else session.step, *inputs)
             reporter.step()
         if epoch == config.warm_up_epochs:

@@ -278,7 +278,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     pixels = open_pixels(dataset, 16, cache=tmp_path / "file" / "cache")
     assert_rows(dataset, pixels.array)
     assert "cannot be written" in pixels.remarks[0]
-    monkeypatch.setattr(cache_module, "_physical_memory", lambda: 1000)
+    monkeypatch.setattr(cache_module, "physical_memory", lambda: 1000)
     with pytest.raises(DataError, match="CSDA_CACHE"):
         open_pixels(dataset, 16, cache=tmp_path / "file" / "cache")
 
@@ -316,7 +316,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list((tmp_path / "cache/pixels/16x3").iterdir()) == []
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    monkeypatch.setattr(cache_module, "_physical_memory", lambda: 1000)
+    monkeypatch.setattr(cache_module, "physical_memory", lambda: 1000)
     with pytest.raises(DataError, match=r"0\.0 MB free.*CSDA_CACHE"):
         open_pixels(dataset, 16, cache=tmp_path / "cache")
 

@@ -1,4 +1,4 @@
-"""Pixels on the device, and the views of them that a step asks for."""
+"""The images of a part, and the views of them that a step asks for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from torch import Tensor
 
 from csda.data import augment
 from csda.data.augment import Augmentation
+from csda.data.streaming import HostPixels
 
 View = Literal["weak", "strong", "plain"]
 
 
 class ImagePool:
-    """The images of one part: uint8 pixels [N, H, W, C] and no label. `pool(indices, view)` augments afresh."""
+    """The images of one part: uint8 pixels [N, H, W, C] on the device and no label.
+
+    `pool(indices, view)` augments afresh.
+    """
 
     def __init__(self, pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> None:
         self.pixels = pixels
@@ -28,12 +32,19 @@ class ImagePool:
     def __call__(self, indices: Tensor, view: View) -> Tensor:
         return self.batch(indices).view(view)
 
-    def batch(self, indices: Tensor) -> Batch:
-        return Batch(indices, self.pixels[indices], self.augmentation, self.generator)
+    def batch(self, indices: Tensor, pixels: Tensor | None = None) -> Batch:
+        """The images at these positions, whose `pixels` [B, H, W, C] may be at hand already."""
+        pixels = self.pixels[indices] if pixels is None else pixels
+        return Batch(indices, pixels, self.augmentation, self.generator)
+
+    def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
+        """One pass over the part; the last batch may be smaller."""
+        for indices in self.order(batch_size, shuffled=shuffled):
+            yield self.batch(indices)
 
     def order(self, batch_size: int, *, shuffled: bool) -> Iterator[Tensor]:
         """Indices of one pass over the part, in batches; the last one may be smaller."""
-        device = self.pixels.device
+        device = self.generator.device
         count = len(self)
         order = (
             torch.randperm(count, device=device, generator=self.generator)
@@ -41,6 +52,38 @@ class ImagePool:
             else torch.arange(count, device=device)
         )
         return iter(order.split(batch_size))
+
+    def first(self, count: int) -> ImagePool:
+        return ImagePool(self.pixels[:count], self.augmentation, self.generator)
+
+
+class StreamedPool(ImagePool):
+    """The images of a part that stays on the host; what is known to be needed is brought ahead of time.
+
+    A batch whose pixels are not at hand is fetched while the host waits, so a step that asks for one cannot be
+    captured in a CUDA graph.
+    """
+
+    def __init__(self, host: HostPixels, augmentation: Augmentation, generator: torch.Generator) -> None:
+        self.host = host
+        self.augmentation = augmentation
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    def batch(self, indices: Tensor, pixels: Tensor | None = None) -> Batch:
+        pixels = self.host.take(indices) if pixels is None else pixels
+        return Batch(indices, pixels, self.augmentation, self.generator)
+
+    def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
+        order = list(self.order(batch_size, shuffled=shuffled))
+        on_host = torch.cat(order).cpu().split(batch_size)
+        for indices, pixels in zip(order, self.host.stream(on_host), strict=True):
+            yield self.batch(indices, pixels)
+
+    def first(self, count: int) -> ImagePool:
+        return StreamedPool(self.host.first(count), self.augmentation, self.generator)
 
 
 class LabeledSet(ImagePool):
@@ -50,8 +93,9 @@ class LabeledSet(ImagePool):
         super().__init__(pixels, augmentation, generator)
         self.targets = targets
 
-    def batch(self, indices: Tensor) -> LabeledBatch:
-        return LabeledBatch(indices, self.pixels[indices], self.augmentation, self.generator, self.targets[indices])
+    def batch(self, indices: Tensor, pixels: Tensor | None = None) -> LabeledBatch:
+        pixels = self.pixels[indices] if pixels is None else pixels
+        return LabeledBatch(indices, pixels, self.augmentation, self.generator, self.targets[indices])
 
 
 class Batch:

@@ -98,7 +98,7 @@ def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Pixels, di
         if error.errno in (ENOSPC, EDQUOT):  # half a set is of no use on a disk that has no room for it
             shutil.rmtree(folder, ignore_errors=True)
         problem = f"The pixel cache {cache} cannot be written ({error.strerror or error})"
-        if rows.bytes > _physical_memory() // 2:
+        if rows.bytes > physical_memory() // 2:
             raise DataError(
                 f"{problem} and the {_size(rows.bytes)} of pixels do not fit into memory either: name a folder with "
                 f"room in the environment variable CSDA_CACHE or choose a smaller image_size."
@@ -333,7 +333,7 @@ def _owner(folder: Path) -> str | None:
         return None
 
 
-def _physical_memory() -> int:
+def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
 
 

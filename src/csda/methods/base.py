@@ -30,6 +30,8 @@ class Task:
     num_unlabeled: int
     image_size: int
     channels: int
+    streamed: bool = False
+    """Whether unlabeled images stay on the host, so that a step sees none but those of its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,9 @@ class Method(nn.Module):
 
     def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         """Called after each epoch but the labels-only one; may iterate whole sets."""
+
+    def resume(self, pool: ImagePool) -> None:
+        """Called after saved buffers were read; makes again what follows from them and is not saved."""
 
     def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
         """For the evaluation: what would be guessed for unlabeled images [B, …], before and after refinement."""

@@ -72,6 +72,7 @@ class Refinement(nn.Module):
                 minimum_length=settings.minimum_length,
                 evict=settings.evict,
                 target_size=task.num_classes,
+                image_shape=(task.image_size, task.image_size, task.channels) if task.streamed else None,
             )
             if settings.queue == "vcq"
             else None
@@ -108,12 +109,12 @@ class Refinement(nn.Module):
             return (aligned > 0.5).to(aligned.dtype)
         return torch.zeros_like(aligned).scatter_(-1, aligned.argmax(dim=-1, keepdim=True), 1.0)
 
-    def push(self, indices: Tensor, aligned: Tensor) -> None:
-        """Offer samples to the queue, Eq. (15) to (17)."""
+    def push(self, indices: Tensor, aligned: Tensor, images: Tensor | None = None) -> None:
+        """Offer samples to the queue, Eq. (15) to (17), with their images where it is to hold them."""
         assert self.queue is not None
         labeled_confidence, unlabeled_confidence = self._queue_confidences()
         membership = self._membership(aligned, unlabeled_confidence) if self.task.multi_label else aligned
-        self.queue.push(indices, membership, labeled_confidence, unlabeled_confidence, aligned)
+        self.queue.push(indices, membership, labeled_confidence, unlabeled_confidence, aligned, images)
 
     def queued(self, labeled: LabeledBatch, pool: ImagePool) -> tuple[Batch, Tensor, Tensor]:
         """The queue's samples with their aligned guesses and a mask of the filled slots, always of the same shape.
@@ -123,10 +124,15 @@ class Refinement(nn.Module):
         """
         assert self.queue is not None
         indices, aligned, mask = self.queue.contents()
-        batch = pool.batch(indices)
+        batch = pool.batch(indices, self.queue.images)
         stand_in = labeled.pixels[torch.arange(len(indices), device=indices.device) % len(labeled)]
         batch.pixels = torch.where(mask.any(), batch.pixels, stand_in)
         return batch, aligned, mask
+
+    def resume(self, pool: ImagePool) -> None:
+        """Fetch the images of a queue that holds them."""
+        if self.queue is not None and self.queue.images is not None:
+            self.queue.images.copy_(pool.batch(self.queue.indices).pixels)
 
     def history(self) -> dict[str, Tensor]:
         """State of this epoch, by the names of `history.npz`."""

@@ -104,6 +104,9 @@ class SelfTraining(Method):
                 self.refinement.queue.clear()
             self._refresh_all(model, labeled_set, pool)
 
+    def resume(self, pool: ImagePool) -> None:
+        self.refinement.resume(pool)
+
     def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
         probs = self.predict(model, images)
         return probs, self.refinement.align(probs)
@@ -158,13 +161,13 @@ class SelfTraining(Method):
             self.refinement.observe_labeled(labeled_probs, targets)
         aligned = self.refinement.refine(unlabeled_probs)
         if self.refinement.queue is not None:
-            self.refinement.push(unlabeled.indices, aligned)
+            self.refinement.push(unlabeled.indices, aligned, unlabeled.pixels)
         return aligned
 
     def _refresh_all(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         """One pass over the unlabeled images in shuffled batches, each beside a batch of labeled ones."""
         size = self.settings.refresh_batch_size
         labeled_batches = cycle(list(labeled_set.order(size, shuffled=True)))
-        for indices, labeled_indices in zip(pool.order(size, shuffled=True), labeled_batches, strict=False):
+        for unlabeled, labeled_indices in zip(pool.batches(size, shuffled=True), labeled_batches, strict=False):
             labeled = labeled_set.batch(labeled_indices)
-            self._refresh(model, labeled.weak(), labeled.targets, pool.batch(indices))
+            self._refresh(model, labeled.weak(), labeled.targets, unlabeled)
