@@ -282,3 +282,23 @@ def test_two_processes_hold_what_one_would(tmp_path: Path):
     for rank in (0, 1):
         for name, values in torch.load(tmp_path / f"{rank}.pt").items():
             assert torch.equal(values, alone.state_dict()[name])
+
+
+@pytest.mark.parametrize("repeats", ["refresh", "keep"])
+@pytest.mark.parametrize("evict", ["oldest", "least_confident"])
+def test_images_stay_beside_their_samples(repeats: Any, evict: Any) -> None:
+    store = torch.arange(40, dtype=torch.uint8)[:, None, None, None].expand(-1, 2, 3, 1).contiguous()
+    queue = VariableConditionQueue(3, 12, delta=0.4, repeats=repeats, evict=evict, image_shape=(2, 3, 1))
+    random = torch.Generator().manual_seed(0)
+    counts = set()
+    for _ in range(60):
+        indices = torch.randint(0, 40, (7,), generator=random)
+        aligned = (2 * torch.randn(7, 3, generator=random)).softmax(-1)
+        labeled_confidence, unlabeled_confidence = torch.rand(2, 3, generator=random)
+        queue.push(indices, aligned, labeled_confidence, unlabeled_confidence, images=store[indices])
+        assert queue.images is not None
+        if queue.mask.any():
+            assert torch.equal(queue.images, store[queue.indices])
+        counts.add(int(queue.mask.sum()))
+    assert len(counts) > 3
+    assert "images" not in queue.state_dict()

@@ -227,7 +227,7 @@ class Session:
         epochs = f"{left} of {config.epochs} epochs left" if epochs_done else f"{left} epochs"
         size = f"{config.steps_per_epoch} steps on {config.image_size}×{config.image_size} images"
         time_needed = f", about {format_duration(left * self._epoch_seconds())}" if self.device.type == "cpu" else ""
-        streamed = f"; {' and '.join(self.parts.streamed)} images are streamed" if self.parts.streamed else ""
+        streamed = f"; streamed from the host: {', '.join(self.parts.streamed)}" if self.parts.streamed else ""
         return f"{place}: preset {config.preset}, {epochs} of {size}{time_needed}{streamed}; the run is in {run.folder}"
 
     def _epoch_seconds(self) -> float:

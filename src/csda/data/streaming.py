@@ -1,15 +1,17 @@
 """Pixels that stay on the host: each batch is gathered and copied to the device ahead of the step that needs it.
 
-The order of an epoch is known before its first step, so a few threads read rows while the device computes. On a GPU
-they write into pinned memory and copy on a stream of their own; on the CPU what they gather is already in place.
+The order of an epoch is known before its first step, so threads read the rows of coming batches while the device
+computes. On a GPU they write into pinned memory, which a stream of its own copies; on the CPU what they gather is in
+place already.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
@@ -19,73 +21,130 @@ from torch import Tensor
 from csda.data.records import Pixels
 
 AHEAD = 8
-"""Batches that are being gathered, copied, or waiting for their step."""
+"""Batches that are being gathered, or wait for their step; as many as threads that gather."""
 
 LOADED_ROWS = 256
 """Rows at a time when all of them move to the device."""
 
-Arrival = tuple[Tensor, torch.cuda.Event | None]
+Positions = npt.NDArray[np.int64]
 
 
 class HostPixels:
-    """Rows of pixels [N, H, W, C] on the host, in memory or mapped into it, in the order that `rows` names them."""
+    """Images [N, H, W, C] on the host: the `rows` of an array in memory or mapped into it."""
 
-    def __init__(self, array: Pixels, rows: npt.NDArray[np.int64], device: torch.device) -> None:
+    def __init__(self, array: Pixels, rows: Positions, device: torch.device) -> None:
         self.array = np.asarray(array)
         self.rows = rows
         self.device = device
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def bytes(self) -> int:
-        return len(self) * math.prod(self.array.shape[1:])
+        return math.prod(self._shape(len(self)))
 
     def first(self, count: int) -> HostPixels:
         return HostPixels(self.array, self.rows[:count], self.device)
 
     def take(self, indices: Tensor) -> Tensor:
-        """Pixels [B, H, W, C] on the device, at once; the host waits for the indices."""
-        return self._receive(self._send(indices.numpy(force=True)))
+        """Pixels [B, H, W, C] on the device, at once: the host waits for the indices and the device for the pixels."""
+        return torch.from_numpy(self.array[self.rows[indices.numpy(force=True)]]).to(self.device)
 
-    def stream(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Pixels [B, H, W, C] on the device for each batch of indices, which lie on the host, in their order."""
-        pending: deque[Future[Arrival]] = deque()
-        threads = ThreadPoolExecutor(AHEAD, thread_name_prefix="csda-pixels")
+    def stream(self, batches: Sequence[Tensor] | Tensor) -> Iterator[Tensor]:
+        """Pixels [B, H, W, C] on the device for each batch of indices on the host, none larger than the first.
+
+        What comes is to be used before the next is asked for, since its memory is filled again then.
+        """
+        copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        shape = self._shape(len(batches[0]))
+        slots = [Slot(shape, self.device, copies) for _ in range(min(AHEAD, len(batches)))]
+        waiting: deque[Slot] = deque()
+        threads = ThreadPoolExecutor(len(slots), thread_name_prefix="csda-pixels")
         try:
-            for indices in batches:
-                pending.append(threads.submit(self._send, indices.numpy()))
-                if len(pending) == AHEAD:
-                    yield self._receive(pending.popleft().result())
-            while pending:
-                yield self._receive(pending.popleft().result())
+            for indices, slot in zip(batches, cycle(slots), strict=False):
+                if len(waiting) == len(slots):
+                    yield from _deliver(waiting)
+                slot.gather(threads, self.array, self.rows[indices.numpy()])
+                waiting.append(slot)
+            while waiting:
+                yield from _deliver(waiting)
         finally:
             threads.shutdown(cancel_futures=True)
 
     def load(self) -> Tensor:
-        """All rows on the device, without a copy of all of them on the host."""
-        pixels = torch.empty((len(self), *self.array.shape[1:]), dtype=torch.uint8, device=self.device)
+        """All images on the device, without a copy of all of them on the host."""
+        pixels = torch.empty(self._shape(len(self)), dtype=torch.uint8, device=self.device)
         everything = torch.arange(len(self)).split(LOADED_ROWS)
-        for place, rows in zip(pixels.split(LOADED_ROWS), self.stream(everything), strict=True):
-            place.copy_(rows)
+        for place, images in zip(pixels.split(LOADED_ROWS), self.stream(everything), strict=True):
+            place.copy_(images)
         return pixels
 
-    def _send(self, indices: npt.NDArray[np.int64]) -> Arrival:
-        with torch.cuda.stream(self._copies):
-            gathered = torch.empty(
-                (len(indices), *self.array.shape[1:]), dtype=torch.uint8, pin_memory=self._copies is not None
-            )
-            # Any mode but "raise" writes straight into the buffer.
-            np.take(self.array, self.rows[indices], axis=0, out=gathered.numpy(), mode="clip")
-            pixels = gathered.to(self.device, non_blocking=True)
-            return pixels, None if self._copies is None else self._copies.record_event()
+    def _shape(self, count: int) -> tuple[int, ...]:
+        return count, *self.array.shape[1:]
 
-    def _receive(self, arrival: Arrival) -> Tensor:
-        pixels, copied = arrival
-        if copied is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(copied)
-            pixels.record_stream(current)  # the memory belongs to the stream of the copies
-        return pixels
+
+class Slot:
+    """Room for one batch, on the host and, unless that is the same, on the device.
+
+    Only the thread that asks for batches speaks to the device: others would spoil its capture of a CUDA graph.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device, copies: torch.cuda.Stream | None) -> None:
+        self._host = self._device = torch.empty(shape, dtype=torch.uint8, pin_memory=copies is not None)
+        self._copies = copies
+        self._gathered: Future[int] | None = None
+        self._sent = False
+        if copies is not None:
+            self._device = torch.empty(shape, dtype=torch.uint8, device=device)
+            self._copied, self._used = torch.cuda.Event(blocking=True), torch.cuda.Event()
+            self._used.record(torch.cuda.current_stream(device))
+
+    def gather(self, threads: Executor, array: Pixels, rows: Positions) -> None:
+        """Begin to fill the host's side, once the batch before has left it."""
+        if self._copies is not None:
+            self._copied.synchronize()
+        self._sent = False
+        self._gathered = threads.submit(self._gather, array, rows)
+
+    @property
+    def gathered(self) -> bool:
+        return self._gathered is not None and self._gathered.done() and self._gathered.exception() is None
+
+    def send(self) -> int:
+        """Copy the batch to the device as soon as all that used the one before is done there; how many images it is."""
+        assert self._gathered is not None
+        count = self._gathered.result()
+        if self._copies is not None and not self._sent:
+            with torch.cuda.stream(self._copies):
+                self._copies.wait_event(self._used)
+                self._device[:count].copy_(self._host[:count], non_blocking=True)
+                self._copied.record(self._copies)
+            self._sent = True
+        return count
+
+    def receive(self) -> Tensor:
+        count = self.send()
+        if self._copies is not None:
+            torch.cuda.current_stream(self._device.device).wait_event(self._copied)
+        return self._device[:count]
+
+    def release(self) -> None:
+        """All that uses the batch has been asked of the device."""
+        if self._copies is not None:
+            self._used.record(torch.cuda.current_stream(self._device.device))
+
+    def _gather(self, array: Pixels, rows: Positions) -> int:
+        # Any mode but "raise" writes straight into the slot.
+        np.take(array, rows, axis=0, out=self._host[: len(rows)].numpy(), mode="clip")
+        return len(rows)
+
+
+def _deliver(waiting: deque[Slot]) -> Iterator[Tensor]:
+    """The first of the waiting batches, while the one after it is on its way."""
+    slot = waiting.popleft()
+    images = slot.receive()
+    if waiting and waiting[0].gathered:
+        waiting[0].send()
+    yield images
+    slot.release()
