@@ -22,7 +22,16 @@ from csda.training import configure
 
 Identity = dict[str, Any]
 
-CIRCUMSTANCES = ("preset", "device", "threads", "cuda_graph", "checkpoint_seconds", "tensorboard", "max_unreadable")
+CIRCUMSTANCES = (
+    "preset",
+    "device",
+    "threads",
+    "resident_share",
+    "cuda_graph",
+    "checkpoint_seconds",
+    "tensorboard",
+    "max_unreadable",
+)
 """Settings that say how a run is executed, or only name others, and so do not tell two runs apart."""
 
 PLACES = ("data", "labels", "split", "split_by", "split_seed", "seed")
