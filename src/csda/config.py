@@ -105,7 +105,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "quick": {
         "epochs": 30,
         "steps_per_epoch": 40,
-        "warm_up_epochs": 3,
+        "warm_up_epochs": 8,
         "image_size": 32,
         "batch_size": 64,
         "unlabeled_batch_size": 64,
@@ -117,6 +117,8 @@ PRESETS: dict[str, dict[str, Any]] = {
             "gamma": 0.0,
             "soft": False,
             "teacher_momentum": 0.99,
+            "weight": 2.0,
+            "weight_ramp": False,
         },
     },
 }
