@@ -43,6 +43,7 @@ def is_figure(value: Any) -> bool:
 @pytest.fixture(autouse=True)
 def _little_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("csda.bench.timing.WARM_UP", 1)
+    monkeypatch.setattr("csda.bench.step.STREAMED", 5000)
     monkeypatch.setattr("csda.bench.starts.SEEDS", 2)
     monkeypatch.setattr("csda.bench.starts.REPEATS", 1)
     monkeypatch.setattr("csda.bench.loader.available_cores", lambda: 1)
@@ -51,7 +52,7 @@ def _little_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_step_gives_every_figure(tmp_path: Path, tiny_images: Path) -> None:
     figures = bench_step(TINY, data=tiny_images, rounds=1, seconds=600)
     step_ms = ("bare_step_ms", "csda_step_ms", "nm_like_step_ms", "loader_step_ms")
-    whole = ("eight_seeds_speedup", "eight_seeds_speedup_csda", "second_start_s")
+    whole = ("streamed_over_resident", "eight_seeds_speedup", "eight_seeds_speedup_csda", "second_start_s")
     assert all(is_figure(figures[name]) for name in (*step_ms, *whole))
     assert figures["machine"].keys() == {"device", "cores", "threads", "platform"}
     assert figures["versions"]["torch"] == torch.__version__
@@ -95,10 +96,12 @@ def test_loader_draws_its_own_files_and_augments_them(tmp_path: Path) -> None:
 def test_parts_and_settings_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ConfigError, match="'capacty' for method 'csda': did you mean capacity"):
         bench_step({"capacty": 3})
-    with pytest.raises(ConfigError, match=r"speed is no part of this; choose among methods, loader"):
+    with pytest.raises(ConfigError, match=r"speed is no part of this; choose among loader, start"):
         bench_step(TINY, parts=["speed"])
     with pytest.raises(ConfigError, match="method cannot be set here"):
         bench_step(TINY | {"method": "vcq"})
+    with pytest.raises(ConfigError, match="resident_share cannot be set here"):
+        bench_scale(TINY | {"resident_share": 0.5})
 
 
 def test_scale_varies_one_thing_at_a_time() -> None:
@@ -131,6 +134,11 @@ def test_bare_step_has_as_many_images_as_the_method_trains_on(method: str, image
     )
     session.engine.step(session.step, *next(session.sample(1)))
     assert sum(seen) == images_trained_on(session) == images
+
+
+def test_pixels_of_a_file_are_streamed(tmp_path: Path) -> None:
+    assert open_session("csda", TINY).parts.streamed == ()
+    assert "unlabeled" in open_session("csda", TINY, file=tmp_path / "pixels").parts.streamed
 
 
 def test_noise_has_all_classes_and_maps_large_sets_from_a_file(tmp_path: Path) -> None:

@@ -212,7 +212,9 @@ def bench_step(
     settings: Assignments = None,
     parts: Annotated[
         list[str] | None,
-        typer.Option("--part", help="Only these beside the step itself: methods, loader, start, seeds; repeatable."),
+        typer.Option(
+            "--part", help="Only loader, start, streamed, methods or seeds beside the steps of csda and nm; repeatable."
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of images for loader and starts.  [default: drawn]")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 15,

@@ -48,7 +48,7 @@ def measure_loader(
         pin_memory=device.type == "cuda",
         multiprocessing_context="spawn",  # a process with threads or a GPU is not to be forked
     )
-    labeled_indices, _, progress = next(session.sample(1))
+    labeled_indices, _, progress, *_ = next(session.sample(1))
     targets = session.parts.labeled.batch(labeled_indices).targets
 
     def compute(images: Tensor, progress: Tensor) -> StepOutput:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from csda.bench.sessions import CLASSES, UNLABELED, open_session, stepper
+from csda.bench.sessions import CLASSES, UNLABELED, open_session, refuse_fixed, stepper
 from csda.bench.timing import Deadline, describe_machine, time_in_turn
 
 UNLABELED_COUNTS = (10_000, 100_000, 1_000_000)
@@ -28,9 +27,11 @@ def bench_scale(
 ) -> dict[str, Any]:
     """Step time against the number of unlabeled images, of classes, and the length of the queue, one at a time.
 
-    Each is timed in turn with the step of the preset on few images, over which it is given. Pixels are mapped from a
-    file. What the deadline of so many `seconds` leaves no time for is named under `left_out`.
+    Each is timed in turn with the preset's step on few images, over which it is given. That one has its pixels on the
+    device, the others have theirs in a file. What the deadline of so many `seconds` leaves no time for is named under
+    `left_out`.
     """
+    refuse_fixed(chosen)
     deadline = Deadline(seconds)
     reference = open_session("csda", chosen)
     device, capacity = reference.device, reference.config.method_settings["capacity"]
@@ -50,17 +51,12 @@ def bench_scale(
             left_out.append(f"{what} {value}")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            session = open_session(
-                "csda",
-                {**chosen, "capacity": slots},
-                unlabeled=images,
-                classes=kinds,
-                file=Path(folder) / "pixels",
+            case = open_session(
+                "csda", {**chosen, "capacity": slots}, unlabeled=images, classes=kinds, file=Path(folder) / "pixels"
             )
-            actions = {"reference": stepper(reference), "step": stepper(session)}
+            actions = {"reference": stepper(reference), "step": stepper(case)}
             times = time_in_turn(actions, device, rounds, deadline)
-            del session, actions
-            gc.collect()
+            del case, actions
         figures.setdefault(f"{what}_step_ms", {})[str(value)] = times.figure("step")
         figures.setdefault(f"{what}_over_reference", {})[str(value)] = times.ratio("step", "reference")
     return figures | {"left_out": left_out}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from csda.bench.timing import Action
 from csda.config import RunConfig
 from csda.data.records import Dataset, Pixels, Record, Split
+from csda.errors import ConfigError
 from csda.methods import METHODS
 from csda.session import PreparedData, Session
 from csda.training import configure
@@ -26,6 +28,12 @@ def configure_method(method: str, chosen: Mapping[str, Any]) -> RunConfig:
     return configure({key: chosen[key] for key in chosen if key not in known - own} | {"method": method})
 
 
+def refuse_fixed(chosen: Mapping[str, Any]) -> None:
+    """What a benchmark decides itself is not to be chosen."""
+    if fixed := chosen.keys() & {"method", "data", "resident_share"}:
+        raise ConfigError(f"{', '.join(sorted(fixed))} cannot be set here: the benchmark decides it; leave it out")
+
+
 def open_session(
     method: str,
     chosen: Mapping[str, Any],
@@ -34,8 +42,9 @@ def open_session(
     unlabeled: int = UNLABELED,
     file: Path | None = None,
 ) -> Session:
-    """A training of the method, ready to step; with a `file` its pixels are mapped from there."""
-    config = configure_method(method, chosen)
+    """A training of the method, ready to step; with a `file` its pixels stay there, otherwise on the device."""
+    gc.collect()  # sessions before this one are circles of references and hold the device's memory
+    config = configure_method(method, {**chosen, "resident_share": 1.0 if file is None else 0.0})
     session = Session(config, make_data(config.image_size, classes, unlabeled, file))
     session.begin_epoch(1)
     return session
@@ -44,11 +53,14 @@ def open_session(
 def make_data(image_size: int, classes: int, unlabeled: int, file: Path | None = None) -> PreparedData:
     """Images of noise and a split of them; all labeled classes have images."""
     ends = np.cumsum((max(LABELED, classes), unlabeled, HELD_OUT, HELD_OUT))
-    records = tuple(Record(f"{number:07d}", None, number % classes) for number in range(ends[-1]))
+    first, last = ends[:2]
+    records = tuple(
+        Record(f"{number:07d}", None, None if first <= number < last else number % classes)
+        for number in range(ends[-1])
+    )
     labeled, pool, val, test = (
         records[end - size : end] for end, size in zip(ends, np.diff(ends, prepend=0), strict=True)
     )
-    pool = tuple(Record(record.id, None, None) for record in pool)
     dataset = Dataset("noise", tuple(f"class {number}" for number in range(classes)), records)
     pixels = _make_pixels((len(records), image_size, image_size, 3), file)
     return PreparedData(dataset, pixels, Split(labeled, pool, val, test, truth={}), ())

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from csda.bench.loader import measure_loader
-from csda.bench.sessions import CLASSES, open_session, stepper
+from csda.bench.sessions import CLASSES, open_session, refuse_fixed, stepper
 from csda.bench.starts import measure_seeds, measure_start
-from csda.bench.timing import Action, Deadline, Times, as_graph, describe_machine, time_in_turn
+from csda.bench.timing import Action, Deadline, Times, as_graph, describe_machine, figure, time_in_turn
 from csda.bench.work import (
     Work,
     augmentation_work,
@@ -33,8 +31,10 @@ from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.session import Session
 
-PARTS = ("methods", "loader", "start", "seeds")
-"""What is measured beside the step of `csda` and its parts, in this order."""
+PARTS = ("loader", "start", "streamed", "methods", "seeds")
+"""What is measured beside the steps of `csda` and `nm`, in this order."""
+
+STREAMED = 1_000_000
 
 
 def bench_step(
@@ -45,7 +45,7 @@ def bench_step(
     rounds: int = 15,
     seconds: float = 120.0,
 ) -> dict[str, Any]:
-    """The step of `csda` and its parts against the bare step and the device, then `parts`, all without a choice.
+    """The step of `csda` against the bare step, its parts and the device, that of `nm`, then `parts`, by default all.
 
     `chosen` are settings as `csda train` takes them, the preset among them; `data` is a folder whose files the loader
     and the processes that are started read. What the deadline of so many `seconds` leaves no time for is named under
@@ -54,27 +54,32 @@ def bench_step(
     parts = parts or PARTS
     if unknown := [part for part in parts if part not in PARTS]:
         raise ConfigError(f"{', '.join(unknown)} is no part of this; choose among {', '.join(PARTS)}")
-    if fixed := chosen.keys() & {"method", "data"}:
-        raise ConfigError(f"{', '.join(sorted(fixed))} cannot be set here: all methods are measured, on noise")
+    refuse_fixed(chosen)
     deadline = Deadline(seconds)
     figures = _measure_csda(chosen, rounds, deadline)
+    _measure_method("nm", chosen, figures, rounds, deadline)
+    figures["nm_like_step_ms"] = figures["method_step_ms"]["nm"]
     left_out = []
     for part in parts:
-        gc.collect()  # sessions are circles of references and hold the device's memory
         if deadline.passed:
             left_out.append(part)
-        elif part == "methods":
-            figures |= _measure_methods(chosen, figures, rounds, deadline, left_out)
         elif part == "loader":
             with tempfile.TemporaryDirectory() as folder:
                 figures["loader_step_ms"] = measure_loader(chosen, Path(folder), data, rounds, deadline)
+            figures["loader_over_nm_like"] = figures["loader_step_ms"]["mean"] / figures["nm_like_step_ms"]["mean"]
         elif part == "start":
             figures["second_start_s"] = measure_start(chosen, data, deadline)
+        elif part == "streamed":
+            figures["streamed_over_resident"] = _measure_streamed(chosen, rounds, deadline)
+        elif part == "methods":
+            for name in [name for name in METHODS if name not in figures["method_step_ms"]]:
+                if deadline.passed:
+                    left_out.append(name)
+                else:
+                    _measure_method(name, chosen, figures, rounds, deadline)
         elif part == "seeds":
             figures["eight_seeds_speedup"] = measure_seeds("baseline", chosen, deadline)
             figures["eight_seeds_speedup_csda"] = measure_seeds("csda", chosen, deadline)
-    if "loader_step_ms" in figures and "nm_like_step_ms" in figures:
-        figures["loader_over_nm_like"] = figures["loader_step_ms"]["mean"] / figures["nm_like_step_ms"]["mean"]
     return figures | {"left_out": left_out}
 
 
@@ -108,11 +113,12 @@ def _measure_csda(chosen: Mapping[str, Any], rounds: int, deadline: Deadline) ->
         },
         "bare_step_ms": times.figure("update"),
         "csda_step_ms": times.figure("step"),
-        "csda_over_bare": times.ratio("step", "update"),
         "csda_over_bare_and_teacher": times.ratio("step", "update", "teacher pass"),
         "part_ms": {name: times.figure(name) for name in actions if name not in ("step", "update")},
         "share": shares,
         "alignment_and_queue_share": shares["alignment"] + shares["queue"],
+        "method_step_ms": {"csda": times.figure("step")},
+        "method_over_bare": {"csda": times.ratio("step", "update")},
         "images_per_second": {"csda": _images_per_second(session, times)},
         "copy_gigabytes_per_second": bandwidth / 1e9,
         "matrix_teraflops": rate / 1e12,
@@ -121,30 +127,26 @@ def _measure_csda(chosen: Mapping[str, Any], rounds: int, deadline: Deadline) ->
     }
 
 
-def _measure_methods(
-    chosen: Mapping[str, Any], csda: Mapping[str, Any], rounds: int, deadline: Deadline, left_out: list[str]
-) -> dict[str, Any]:
-    """Each method's step against the bare step on as many images as it trains on; `nm` first, which has a name here."""
-    milliseconds, over_bare = {"csda": csda["csda_step_ms"]}, {"csda": csda["csda_over_bare"]}
-    per_second = dict(csda["images_per_second"])
-    for name in sorted(METHODS.keys() - {"csda"}, key=lambda name: (name != "nm", name)):
-        if deadline.passed and name != "nm":
-            left_out.append(name)
-            continue
-        session = open_session(name, chosen)
-        session.method.begin(session.model, session.parts.labeled, session.parts.unlabeled)
-        actions = {"step": stepper(session), "update": bare_stepper(session)}
-        times = time_in_turn(actions, session.device, rounds, deadline)
-        milliseconds[name], over_bare[name] = times.figure("step"), times.ratio("step", "update")
-        per_second[name] = _images_per_second(session, times)
-        del session, actions
-        gc.collect()
-    return {
-        "nm_like_step_ms": milliseconds["nm"],
-        "method_step_ms": milliseconds,
-        "method_over_bare": over_bare,
-        "images_per_second": per_second,
-    }
+def _measure_method(
+    name: str, chosen: Mapping[str, Any], figures: dict[str, Any], rounds: int, deadline: Deadline
+) -> None:
+    """Enter a method's step, and that over the bare step on as many images as it trains on."""
+    session = open_session(name, chosen)
+    session.method.begin(session.model, session.parts.labeled, session.parts.unlabeled)
+    actions = {"step": stepper(session), "update": bare_stepper(session)}
+    times = time_in_turn(actions, session.device, rounds, deadline)
+    figures["method_step_ms"][name] = times.figure("step")
+    figures["method_over_bare"][name] = times.ratio("step", "update")
+    figures["images_per_second"][name] = _images_per_second(session, times)
+
+
+def _measure_streamed(chosen: Mapping[str, Any], rounds: int, deadline: Deadline) -> dict[str, float]:
+    """The step of `csda` with many unlabeled images that stay in a file, over that with few on the device."""
+    with tempfile.TemporaryDirectory() as folder:
+        resident = open_session("csda", chosen)
+        streamed = open_session("csda", chosen, unlabeled=STREAMED, file=Path(folder) / "pixels")
+        actions = {"resident": stepper(resident), "streamed": stepper(streamed)}
+        return figure(time_in_turn(actions, resident.device, rounds, deadline).ratios("streamed", "resident"))
 
 
 def images_trained_on(session: Session) -> int:
@@ -167,12 +169,19 @@ def bare_stepper(session: Session) -> Action:
     """Forward, backward and update of the student on as many images as the method trains on, already augmented."""
     positions = torch.arange(images_trained_on(session), device=session.device) % len(session.parts.labeled)
     batch = session.parts.labeled.batch(positions)
-    images = batch.weak()
+    with _precision(session):
+        images = batch.weak()
 
-    def compute(images: Tensor, targets: Tensor) -> StepOutput:
-        return StepOutput(session.method.labeled_loss(session.model(images), targets))
+    def compute() -> StepOutput:
+        return StepOutput(session.method.labeled_loss(session.model(images), batch.targets))
 
-    return lambda: session.engine.step(compute, images, batch.targets)
+    return lambda: session.engine.step(compute)
+
+
+def _precision(session: Session) -> torch.autocast:
+    """Autocast as the engine has it."""
+    enabled = session.config.precision == "bf16"
+    return torch.autocast(session.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 def _parts_of_a_step(session: Session) -> dict[str, Action]:
@@ -181,11 +190,12 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
     assert isinstance(method, SelfTraining)
     queue = method.refinement.queue
     assert queue is not None
-    labeled_indices, unlabeled_indices, _ = next(session.sample(1))
+    labeled_indices, unlabeled_indices, *_ = next(session.sample(1))
     labeled, unlabeled = parts.labeled.batch(labeled_indices), parts.unlabeled.batch(unlabeled_indices)
     queued_indices, _, _ = queue.contents()
-    seen = torch.cat((labeled.weak(), unlabeled.weak()))
-    probs = method.predict(model, seen)
+    with _precision(session):
+        seen = torch.cat((labeled.weak(), unlabeled.weak()))
+        probs = method.predict(model, seen)
     labeled_probs, unlabeled_probs = probs.split((len(labeled), len(unlabeled)))
     aligned = method.refinement.refine(unlabeled_probs)
 
@@ -203,12 +213,11 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
         queue.contents()
 
     def alone(action: Action) -> Action:
-        def under_precision() -> None:
-            enabled = session.config.precision == "bf16"
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
+        def without_gradient() -> None:
+            with torch.no_grad(), _precision(session):
                 action()
 
-        return as_graph(under_precision, device, parts.labeled.generator)
+        return as_graph(without_gradient, device, parts.labeled.generator)
 
     return {
         "augmentation": alone(augment),

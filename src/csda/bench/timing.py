@@ -54,9 +54,12 @@ class Times:
         return median(self.milliseconds[name])
 
     def ratio(self, above: str, *below: str) -> float:
-        """The median over the rounds of one action's time over that of others together."""
+        return median(self.ratios(above, *below))
+
+    def ratios(self, above: str, *below: str) -> list[float]:
+        """One action's time over that of others together, in each round."""
         rounds = zip(self.milliseconds[above], *(self.milliseconds[name] for name in below), strict=True)
-        return float(median(whole / sum(parts) for whole, *parts in rounds))
+        return [whole / sum(parts) for whole, *parts in rounds]
 
 
 def figure(values: list[float]) -> dict[str, float]:
