@@ -7,18 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from breakable import Breakable, TinyCell
-from csda.errors import DataError, RunError
+from csda.errors import ConfigError, DataError, RunError
 from csda.launch import launch
 from csda.progress import Reporter
 from csda.runs import Run
-from tiny import LABELS, QUEUE, SETTINGS, train_tiny
+from csda.training import train
+from tiny import LABELS, QUEUE, SETTINGS
 
 
 def _launch(cells: Sequence[Any], **options: Any) -> tuple[dict[str, Any], list[str]]:
@@ -101,12 +103,47 @@ def test_runs_side_by_side_are_the_same_as_one_after_the_other(tiny_images: Path
             assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes(), f"{one.folder.name} {name}"
 
 
+@pytest.mark.filterwarnings("ignore")  # what Ray says of itself
+def test_ray_goes_on_with_the_run_of_a_killed_worker(
+    tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is an extra")
+    monkeypatch.setenv("HOME", str(tmp_path))  # for the token that guards the local Ray
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # Ray's workers do not know where pytest looks for modules.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.chdir(tmp_path)
+    cells = [
+        TinyCell(tiny_images, Path("killed"), killed_after=2),
+        Breakable(Path("whole")),
+        Breakable(Path("killed-always"), 9),
+        Breakable(Path("refused"), 9, "refuse"),
+    ]
+    outcomes, notes = _launch(cells, launcher="ray", jobs=2)
+    assert not ray.is_initialized()
+    assert sorted(note.partition(":")[0] for note in notes) == ["killed", "killed-always"], notes
+    assert all("broke (WorkerCrashedError: " in note for note in notes), notes
+    assert "broke twice" in str(outcomes["killed-always"])
+    assert isinstance(outcomes["refused"], DataError)
+    assert outcomes["whole"] == Path("whole")
+    assert (tmp_path / "killed.epochs").read_text().split() == ["1", "2", "3"]
+    for name in ("predictions.csv", "pseudo_labels.csv", "model.safetensors"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tiny_run.folder / name).read_bytes(), name
+
+
+def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"csda\[ray\]"):
+        _launch([], launcher="ray")
+
+
 # --- the end of a command -------------------------------------------------------------------------------------------
 
 
-def _start(*command: str, folder: Path) -> subprocess.Popen[str]:
-    """A process in a group of its own, as a terminal starts it."""
-    return subprocess.Popen(
+@contextmanager
+def _started(*command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, as a terminal starts it; nobody of the group stays."""
+    process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -114,6 +151,12 @@ def _start(*command: str, folder: Path) -> subprocess.Popen[str]:
         start_new_session=True,
         cwd=folder,
     )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def _members(group: int) -> set[int]:
@@ -153,22 +196,23 @@ def test_ctrl_c_ends_a_grid_at_once_and_leaves_what_resumes(tiny_images: Path, t
         f'title = "Grid"\nlabels = ["{LABELS}"]\nseeds = [0, 1]\n[settings]\n' + "\n".join(lines) + "\n"
         '[[rows]]\nmethod = "csda"\n'
     )
-    process = _start("-m", "csda", "reproduce", str(file), "--data", str(tiny_images), "--jobs", "2", folder=tmp_path)
-    folders = [tmp_path / "runs" / "reproduce" / "grid" / f"csda_{LABELS}_random_{seed}" for seed in (0, 1)]
-    _wait_until(lambda: all((folder / "checkpoint.pt").exists() for folder in folders), process)
-    interrupted = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=180)
-    assert time.monotonic() - interrupted < 20
-    assert process.returncode == 130
-    assert errors.startswith("\ncsda: interrupted; ")
-    assert errors.count("\n") == 2
-    _wait_until(lambda: not _members(process.pid), process)
-    for seed, folder in enumerate(folders):
+    command = ("-m", "csda", "reproduce", str(file), "--data", str(tiny_images), "--jobs", "2")
+    with _started(*command, folder=tmp_path) as process:
+        _wait_until(lambda: len(list(tmp_path.rglob("checkpoint.pt"))) == 2, process)
+        interrupted = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=180)
+        assert time.monotonic() - interrupted < 20
+        assert process.returncode == 130
+        assert errors.startswith("\ncsda: interrupted; ")
+        assert errors.count("\n") == 2
+        _wait_until(lambda: not _members(process.pid), process)
+    folders = [path.parent for path in tmp_path.rglob("checkpoint.pt")]
+    for folder in folders:
         checkpoint = Run(folder).load_checkpoint()
         assert checkpoint is not None
         with pytest.raises(RuntimeError, match=f"^{checkpoint['epoch'] + 1}$"):
-            train_tiny(tiny_images, folder, resume=True, seed=seed, epochs=1000, reporter=_OneEpoch())
+            train(out=folder, resume=True, reporter=_OneEpoch())
 
 
 @needs_proc
@@ -185,9 +229,9 @@ if __name__ == "__main__":
     list(launch(cells, jobs=2, note=print))
 """
     )
-    process = _start(str(script), folder=tmp_path)
-    _wait_until(lambda: all((tmp_path / name / "attempts").exists() for name in "ab"), process)
-    assert len(_members(process.pid)) >= 3
-    os.kill(process.pid, signal.SIGKILL)
-    _wait_until(lambda: not _members(process.pid), process)
-    assert process.communicate()[1] == ""
+    with _started(str(script), folder=tmp_path) as process:
+        _wait_until(lambda: all((tmp_path / name / "attempts").exists() for name in "ab"), process)
+        assert len(_members(process.pid)) >= 3
+        os.kill(process.pid, signal.SIGKILL)
+        _wait_until(lambda: not _members(process.pid), process)
+        assert process.communicate()[1] == ""

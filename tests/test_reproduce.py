@@ -264,7 +264,7 @@ def test_groups_that_the_training_did_not_see_are_scored_apart(tiny_run: Run, tm
 def test_a_failing_run_is_named(tmp_path: Path) -> None:
     cell = reproduce.Cell("x", "baseline", "10", "random", 0, tmp_path / "x", str(tmp_path / "none"), "quick", {})
     with pytest.raises(CsdaError, match="x: "):
-        reproduce._train_all([cell], 1, 1, Reporter())
+        reproduce._train_all([cell], "processes", 1, 1, Reporter())
 
 
 @pytest.mark.parametrize("text", ["title = ", "title = 'x'\nlabels = ['9']\nseeds = [1]\nrows = []\nspeed = 1\n"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -161,10 +161,15 @@ def reproduce(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
     out: Annotated[Path, typer.Option(help="Where the table goes.")] = Path("results"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes that train.  [default: 1]")] = None,
+    launcher: Annotated[
+        Literal["processes", "ray"], typer.Option(help="Processes here, or tasks of Ray on many machines.")
+    ] = "processes",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="How many of them at a time.  [default: 1, or what Ray has room for]")
+    ] = None,
     side_by_side: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time in each process.  [default: 4 on a GPU, 1 on the CPU]"),
+        typer.Option(min=1, help="Runs at a time in a process, or on a GPU of Ray.  [default: 4 on a GPU, else 1]"),
     ] = None,
     labels: Annotated[str | None, typer.Option(help="Train these budgets alone: 350,800.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Train so many seeds alone, the first ones.")] = None,
@@ -183,6 +188,7 @@ def reproduce(
         data=data,
         runs=runs,
         out=out,
+        launcher=launcher,
         jobs=jobs,
         side_by_side=side_by_side,
         reporter=LogReporter(),

@@ -1,4 +1,4 @@
-"""Many trainings, in processes of their own and side by side within each.
+"""Many trainings: in processes of their own and side by side within each, or as tasks of Ray on many machines.
 
 Runs write whole files and resume, so nothing here saves anything: a run that breaks is tried once more, alone and in a
 fresh process, and goes on from its checkpoint; an interrupted grid goes on when it is launched again. Workers live no
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
 import signal
 import threading
 import traceback
@@ -18,9 +19,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from csda.errors import CsdaError, RunError
+from csda.errors import ConfigError, CsdaError, RunError
 
 if TYPE_CHECKING:
     from csda.runs import Run
@@ -39,26 +40,38 @@ class Trainable(Protocol):
 
 Cell = TypeVar("Cell", bound=Trainable)
 Note = Callable[[str], None]
+Launcher = Literal["processes", "ray"]
 Outcome = Any
 """A `Run`, a `CsdaError` that says what to mend, or as text why the run broke and may be tried once more."""
 
 
 def launch(
-    cells: Sequence[Cell], *, jobs: int | None = None, side_by_side: int | None = None, note: Note
+    cells: Sequence[Cell],
+    *,
+    launcher: Launcher = "processes",
+    jobs: int | None = None,
+    side_by_side: int | None = None,
+    note: Note,
 ) -> Generator[tuple[Cell, Run | CsdaError]]:
     """Train all cells and give each with its run, or with what went wrong, as they end.
 
     Args:
         cells: what to train, in this order.
-        jobs: processes, one without a number; where there are several GPUs they take turns.
-        side_by_side: runs at a time in each process; without a number `SIDE_BY_SIDE` on a GPU, one on the CPU.
+        launcher: processes here, or tasks of Ray.
+        jobs: how many of these at a time; without a number one process, or as many tasks as Ray has room for. Where
+            there are several GPUs, processes take turns.
+        side_by_side: runs at a time in each process, or tasks on each GPU of Ray; without a number `SIDE_BY_SIDE` on a
+            GPU, one on the CPU.
         note: is told of runs that are tried once more.
     """
-    import torch
-
-    gpus = torch.cuda.device_count()
     again = Again(note)
-    yield from _launch_processes(cells, jobs or 1, side_by_side or (SIDE_BY_SIDE if gpus else 1), gpus, again)
+    if launcher == "ray":
+        yield from _launch_ray(cells, jobs or len(cells), side_by_side or SIDE_BY_SIDE, again)
+    else:
+        import torch
+
+        gpus = torch.cuda.device_count()
+        yield from _launch_processes(cells, jobs or 1, side_by_side or (SIDE_BY_SIDE if gpus else 1), gpus, again)
 
 
 class Again:
@@ -223,3 +236,47 @@ def _attempt(cell: Trainable) -> Outcome:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError):
             traceback.print_exc()
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _launch_ray(
+    cells: Sequence[Cell], jobs: int, side_by_side: int, again: Again
+) -> Iterator[tuple[Cell, Run | CsdaError]]:
+    try:
+        import ray
+        from ray.exceptions import RayError
+    except ImportError:
+        raise ConfigError("--launcher ray needs Ray, which is not installed: pip install 'csda[ray]'") from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"Ray cannot be reached ({error}); is RAY_ADDRESS, if set, that of a cluster?") from None
+    try:
+        gpus = 1 / side_by_side if ray.cluster_resources().get("GPU") else 0
+        # A worker that trains one run and ends leaves nothing behind, neither memory nor errors of its GPU.
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=0)(_attempt_in)
+        fresh = deque(range(len(cells)))
+        running: dict[Any, int] = {}
+        while fresh or again.waiting or running:
+            while (fresh or again.waiting) and len(running) < jobs:
+                number = (again.waiting or fresh).popleft()
+                running[task.remote(Path.cwd(), cells[number])] = number
+            (ready, *_), _ = ray.wait(list(running))
+            number = running.pop(ready)
+            try:
+                outcome = ray.get(ready)
+            except RayError as error:  # the worker was killed, or its machine is gone
+                outcome = f"{type(error).__name__}: {str(error).splitlines()[-1]}"
+            if (ended := again.judge(number, cells[number], outcome)) is not None:
+                yield cells[number], ended
+    finally:
+        ray.shutdown()
+
+
+def _attempt_in(folder: Path, cell: Trainable) -> Outcome:
+    """In a worker of Ray, which starts in a folder of its own; the paths of a run may be relative to ours."""
+    try:
+        os.chdir(folder)
+    except OSError:
+        return RunError(f"{folder}: not there on {platform.node()}; workers of Ray need it under the same path")
+    return _attempt(cell)

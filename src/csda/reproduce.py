@@ -30,7 +30,7 @@ from csda import metrics
 from csda.config import RunConfig, Setting, Settings
 from csda.data import load_dataset, recognise
 from csda.errors import ConfigError, CsdaError, DataError, RunError
-from csda.launch import launch
+from csda.launch import Launcher, launch
 from csda.ledger import PLACES, agree, digest, digest_split, identify, locate, read_recorded, settings_alone
 from csda.methods import METHODS
 from csda.progress import Reporter
@@ -179,6 +179,7 @@ def reproduce(
     data: str | None,
     runs: Path,
     out: Path,
+    launcher: Launcher = "processes",
     jobs: int | None = None,
     side_by_side: int | None = None,
     reporter: Reporter,
@@ -206,7 +207,7 @@ def reproduce(
     reporter.note(f"{stem}: {len(cells)} runs, {len(chosen)} of them to train")
     if chosen and source != "synthetic" and not Path(source).exists():
         raise DataError(f"{source}: there is no such folder of images; name it with --data")
-    _train_all(list(chosen.values()), jobs, side_by_side, reporter)
+    _train_all(list(chosen.values()), launcher, jobs, side_by_side, reporter)
     lines = _find_lines(cells, out, folders_alone=experiment.figure is not None)
     found = [(cell, line) for cell, line in zip(cells, lines, strict=True) if line is not None]
     if not found:
@@ -431,12 +432,14 @@ def _format_missing(missing: Sequence[Cell]) -> list[str]:
     return ["## Missing", "", *lines] if lines else []
 
 
-def _train_all(cells: Sequence[Cell], jobs: int | None, side_by_side: int | None, reporter: Reporter) -> None:
+def _train_all(
+    cells: Sequence[Cell], launcher: Launcher, jobs: int | None, side_by_side: int | None, reporter: Reporter
+) -> None:
     """Train what is missing; a run that fails is named after all others have had their turn."""
-    # Runs on the same pixels come together, so that those side by side share them.
-    cells = sorted(cells, key=lambda cell: (cell.split, cell.seed))
+    # Long runs first, so that none is left over at the end; then those on the same pixels, to share them side by side.
+    cells = sorted(cells, key=lambda cell: (-cell.config.epochs * cell.config.steps_per_epoch, cell.split, cell.seed))
     failures = []
-    with closing(launch(cells, jobs=jobs, side_by_side=side_by_side, note=reporter.note)) as ended:
+    with closing(launch(cells, launcher=launcher, jobs=jobs, side_by_side=side_by_side, note=reporter.note)) as ended:
         for done, (cell, run) in enumerate(ended, start=1):
             if isinstance(run, CsdaError):
                 failures.append(f"{cell.folder.name}: {run}")
