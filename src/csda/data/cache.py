@@ -15,9 +15,8 @@ import math
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
@@ -25,6 +24,7 @@ from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 from secrets import token_hex
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,6 @@ FOLDERS_KEPT = 3
 
 SYNC_SECONDS = 0.5
 """How often what was written is marked as done: so much work is lost when a process is killed."""
-
-PENDING_CHUNKS, PENDING_BYTES = 8, 2**25
-"""Chunks claimed ahead for each worker, and all of them together: what keeps the workers busy while the disk writes."""
 
 Progress = Callable[[int, int], None]
 Flags = npt.NDArray[np.bool_]
@@ -124,10 +121,12 @@ class Memory:
     def claim(self, chunk: int) -> bool:
         return True
 
-    def write(self, chunk: int, images: Mapping[int, Pixels]) -> None:
+    def write(self, images: Mapping[int, Pixels]) -> None:
         for position, image in images.items():
             self.array[position] = image
-            self.done[position] = True
+
+    def mark(self, chunk: int, positions: Sequence[int]) -> None:
+        self.done[positions] = True
 
     def sync(self) -> None:
         pass
@@ -141,7 +140,8 @@ class Disk:
         self.done: Flags = np.memmap(folder / "done", np.bool_, "r", shape=(len(rows.keys),))
         self._files = [FileIO(folder / name, "r+b") for name in ("pixels", "done", "claims")]
         self._pixels, self._done, self._claims = self._files
-        self._written: list[tuple[int, list[int]]] = []
+        self._writing = Lock()
+        self._written: list[tuple[int, Sequence[int]]] = []
         self._synced = time.monotonic()
 
     def close(self) -> None:
@@ -152,17 +152,22 @@ class Disk:
         """Whether the chunk is ours; the system takes a claim back when its process ends, however it ends."""
         return self._lock(chunk, True)
 
-    def write(self, chunk: int, images: Mapping[int, Pixels]) -> None:
+    def write(self, images: Mapping[int, Pixels]) -> None:
+        """Any thread may write; a row does not count before it is marked."""
         for run in _runs(images):
-            # One write for many rows: the workers wait for the interpreter less often.
+            # One write for many rows: the workers wait for each other less often.
             pixels = np.stack([images[position] for position in run])
-            _write_at(self._pixels, run.start * pixels[0].size, pixels.data.cast("B"))
-        self._written.append((chunk, list(images)))
+            with self._writing:
+                _write_at(self._pixels, run.start * pixels[0].size, pixels.data.cast("B"))
+
+    def mark(self, chunk: int, positions: Sequence[int]) -> None:
+        """Rows of the chunk that were written are done with the next `sync`, which is due now and then."""
+        self._written.append((chunk, positions))
         if time.monotonic() > self._synced + SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
-        """Mark what was written as done, now that it is safe on the disk, and give its claims back."""
+        """Let what was marked count, now that it is safe on the disk, and give its claims back."""
         os.fsync(self._pixels.fileno())
         for chunk, positions in self._written:
             for run in _runs(positions):
@@ -187,21 +192,18 @@ class Disk:
 def fill(sheet: Memory | Disk, rows: Rows, progress: Progress) -> dict[int, str]:
     """Make all rows that are missing; gives the reasons for those that cannot be made."""
     total, ready = len(rows.keys), int(sheet.done.sum())
-    affordable = PENDING_BYTES // (rows.chunk * math.prod(rows.shape))
-    depth = max(rows.workers + 1, min(PENDING_CHUNKS * rows.workers, affordable))
     failed: dict[int, str] = {}
 
-    def finish(chunk: int, positions: list[int], made: Future[Sequence[Pixels | str]]) -> None:
-        nonlocal ready
-        images = {}
-        for position, result in zip(positions, made.result(), strict=True):
-            if isinstance(result, str):
-                failed[position] = result
-            else:
-                images[position] = result
-        sheet.write(chunk, images)
-        ready += len(positions)
-        progress(ready, total)
+    def make(chunk: int) -> tuple[list[int], dict[int, str]] | None:
+        """Positions written, and reasons for the others; None where another process is at the chunk."""
+        if not sheet.claim(chunk):
+            return None
+        span = range(chunk * rows.chunk, min(total, (chunk + 1) * rows.chunk))
+        missing = [position for position in span if not sheet.done[position]]
+        made = dict(zip(missing, rows.make(missing), strict=True))
+        images = {position: result for position, result in made.items() if not isinstance(result, str)}
+        sheet.write(images)
+        return list(images), {position: result for position, result in made.items() if isinstance(result, str)}
 
     progress(ready, total)
     chunks = sorted({position // rows.chunk for position in np.flatnonzero(~sheet.done).tolist()})
@@ -209,18 +211,15 @@ def fill(sheet: Memory | Disk, rows: Rows, progress: Progress) -> dict[int, str]
     try:
         while chunks:
             elsewhere = []
-            pending: deque[tuple[int, list[int], Future[Sequence[Pixels | str]]]] = deque()
-            for chunk in chunks:
-                if not sheet.claim(chunk):
-                    elsewhere.append(chunk)
+            made = {pool.submit(make, chunk): chunk for chunk in chunks}
+            for future in as_completed(made):
+                if (result := future.result()) is None:
+                    elsewhere.append(made[future])
                     continue
-                span = range(chunk * rows.chunk, min(total, (chunk + 1) * rows.chunk))
-                positions = [position for position in span if not sheet.done[position]]
-                pending.append((chunk, positions, pool.submit(rows.make, positions)))
-                if len(pending) > depth:
-                    finish(*pending.popleft())
-            while pending:
-                finish(*pending.popleft())
+                sheet.mark(made[future], result[0])
+                failed |= result[1]
+                ready += len(result[0]) + len(result[1])
+                progress(ready, total)
             sheet.sync()
             if chunks := elsewhere:  # another process is at them; should it die, they are ours in the next round
                 time.sleep(0.1)
@@ -302,7 +301,8 @@ def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
         for row in np.flatnonzero(done).tolist():
             position = missing.pop(keys[16 * row : 16 * row + 16], None)
             if position is not None:
-                disk.write(position // rows.chunk, {position: array[row]})
+                disk.write({position: array[row]})
+                disk.mark(position // rows.chunk, [position])
     disk.sync()
 
 

@@ -32,6 +32,9 @@ MAX_PIXELS = 50_000_000
 READ_AT_ONCE = 1 << 24
 """Files of up to so many bytes are read whole before they are decoded."""
 
+REDUCED = 6
+"""So many times too large, an image is first shrunk by a whole factor: the same to the eye and much faster."""
+
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm", ".dicom"}
 )
@@ -70,12 +73,23 @@ def read_image(path: Path, size: int, channels: int) -> Pixels:
         with _opened(path) as file:
             image = _dicom_image(file) if _is_dicom(path, file) else _plain_image(file, size)
         mode = "L" if channels == 1 else "RGB"
-        image = image if image.mode == mode else image.convert(mode)
-        # Several times too large, an image is first shrunk by a whole factor: the same to the eye and much faster.
-        image = image.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
-        return np.asarray(image).reshape(size, size, channels)
+        return _resize(image if image.mode == mode else image.convert(mode), size)
     except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
         raise DataError(f"{path}: {_reason(error)}") from error
+
+
+def _resize(image: Image.Image, size: int) -> Pixels:
+    """Pixels [size, size, C] through the antialiasing triangle filter."""
+    if image.mode == "RGB" and max(image.size) < REDUCED * size:
+        import torch
+        import torch.nn.functional as F
+
+        # Pillow's filter to within one grey level, in a third of its time.
+        pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
+        resized = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
+        return np.asarray(resized[0].permute(1, 2, 0))
+    image = image.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=REDUCED / 2)
+    return np.asarray(image).reshape(size, size, -1)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -84,8 +98,10 @@ def _opened(path: Path) -> BinaryIO:
         raise _RefusedError("is not a file")
     if status.st_size == 0:
         raise _RefusedError("is empty (0 bytes)")
-    # Decoders ask for a few bytes at a time, which is much cheaper from memory.
-    return io.BytesIO(path.read_bytes()) if status.st_size <= READ_AT_ONCE else path.open("rb")
+    if status.st_size > READ_AT_ONCE:
+        return path.open("rb")
+    with io.FileIO(path) as file:  # decoders ask for a few bytes at a time, which is much cheaper from memory
+        return io.BytesIO(file.readall())
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,7 @@ from csda.data.decode import read_header, read_image
 from csda.data.records import Dataset, Pixels, Record
 from csda.errors import DataError
 
-DECODING = 1
+DECODING = 2
 """Part of every key: to be raised when `read_image` gives other pixels than before."""
 
 DRAWN_IN_MEMORY = 2**28
