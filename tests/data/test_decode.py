@@ -8,15 +8,18 @@ import sys
 import zlib
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pydicom
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
-from csda.data.decode import MAX_PIXELS, read_header, read_image
+from csda.data.decode import MAX_PIXELS, read_header, read_image, unremarked
 from csda.errors import DataError
 
 RAMP = np.linspace(0, 255, 32).astype(np.uint8)
@@ -140,6 +143,19 @@ def test_shortcuts_change_little(tmp_path: Path) -> None:
         whole = np.asarray(image.resize((64, 64), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(read_image(tmp_path / "a.jpg", 64, 3) - whole).max() <= 8
     assert np.abs(read_image(tmp_path / "a.jpg", 64, 3) - whole).mean() <= 1
+
+
+@pytest.mark.parametrize("shape", [(150, 200), (128, 128), (20, 24), (400, 30), (1, 1), (3, 700), (90, 127)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_resize_is_that_of_pillow(tmp_path: Path, shape: tuple[int, int], channels: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    path = save(tmp_path / "a.png", pixels, "L" if channels == 1 else None)
+    with Image.open(path) as image:
+        expected = np.asarray(image.resize((128, 128), Image.Resampling.BILINEAR)).reshape(128, 128, channels)
+    found = read_image(path, 128, channels)
+    assert found.shape == (128, 128, channels)
+    assert found.flags.c_contiguous
+    assert np.abs(found.astype(int) - expected).max() <= 1
 
 
 def refusal(path: Path) -> str:
@@ -271,6 +287,117 @@ def test_dicom_in_colour_and_without_a_suffix(tmp_path: Path) -> None:
     path = dicom(tmp_path / "IM0001", COLOR)
     assert not read_header(path).grey
     assert (read_image(path, 32, 3) == COLOR).all()
+
+
+def lookup_table(entries: np.ndarray, first: int, bits: int) -> pydicom.Dataset:
+    table = pydicom.Dataset()
+    table.add_new("LUTDescriptor", "SS" if first < 0 else "US", [len(entries), first, bits])
+    table.add_new("LUTData", "OW", entries.astype("<u2").tobytes())
+    return table
+
+
+@pytest.mark.parametrize("bits", [8, 12, 16])
+def test_dicom_lookup_table_after_rescale(tmp_path: Path, bits: int) -> None:
+    """A falling curve over values from -500 to 499, its ends continued; the rescaled values are no integers."""
+    top = 2**bits - 1
+    entries = np.rint(top * (1 - np.linspace(0, 1, 1000) ** 2))
+    path = dicom(
+        tmp_path / "a.dcm",
+        HOUNSFIELD,
+        RescaleSlope=1.1,
+        RescaleIntercept=-1024,
+        VOILUTSequence=[lookup_table(entries, -500, bits)],
+    )
+    values = np.rint(HOUNSFIELD[0] * 1.1 - 1024)
+    expected = 255 * (1 - np.clip((values + 500) / 999, 0, 1) ** 2)
+    assert np.abs(read_image(path, 32, 1)[0, :, 0] - expected).max() <= 1
+
+
+def test_dicom_modality_lookup_table(tmp_path: Path) -> None:
+    table = lookup_table(np.arange(2049)[::-1], 0, 12)
+    table.ModalityLUTType = "US"
+    path = dicom(tmp_path / "a.dcm", HOUNSFIELD, ModalityLUTSequence=[table], WindowCenter=1024.5, WindowWidth=2049)
+    assert np.abs(read_image(path, 32, 1)[0, :, 0] - 255 * (1 - HOUNSFIELD[0] / 2048)).max() <= 1
+
+
+@pytest.mark.parametrize(("bits", "stored"), [(8, np.uint8), (8, np.uint16), (16, np.uint16)])
+@pytest.mark.parametrize("values", [GREY, HOUNSFIELD.astype(np.uint16)])
+def test_dicom_palette(tmp_path: Path, values: np.ndarray, bits: int, stored: type) -> None:
+    """Red rises, green falls and blue stands, over as many entries as there are values."""
+    count, top = int(values.max()) + 1, 2**bits - 1
+    ramps = {"Red": np.linspace(0, top, count), "Green": np.linspace(top, 0, count), "Blue": np.full(count, top / 4)}
+    tags: dict[str, object] = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for color, ramp in ramps.items():
+        tags[f"{color}PaletteColorLookupTableDescriptor"] = [count, 0, bits]
+        data = np.rint(ramp).astype(stored).tobytes()
+        tags[f"{color}PaletteColorLookupTableData"] = data + b"\0" * (len(data) % 2)
+    path = dicom(tmp_path / "a.dcm", values, **tags)
+    share = values / values.max()
+    expected = 255 * np.stack([share, 1 - share, np.full(share.shape, 0.25)], axis=-1)
+    assert not read_header(path).grey
+    assert np.abs(read_image(path, 32, 3) - expected).max() <= 1
+
+
+def test_dicom_without_its_palette(tmp_path: Path) -> None:
+    path = dicom(tmp_path / "a.dcm", GREY, PhotometricInterpretation="PALETTE COLOR")
+    assert refusal(path) == "has a palette in segments or none at all; save it as an RGB image"
+
+
+def test_remarks_on_readable_files_are_kept_back(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.jpg", COLOR, exif=b"Exif\0\0II*\0\x08\0\0\0\x05\0\1\0")
+    with pytest.warns(UserWarning, match="EXIF"):
+        pixels = read_image(path, 32, 3)
+    with unremarked():
+        assert (read_image(path, 32, 3) == pixels).all()
+
+
+def whole_files() -> dict[str, bytes]:
+    """A small valid file of each format."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    options: dict[str, dict[str, object]] = {"jpg": {"exif": exif}, "tif": {"compression": "tiff_lzw"}}
+    with TemporaryDirectory() as folder:
+        paths = [
+            save(Path(folder, f"a.{suffix}"), COLOR[:12, ::2], **options.get(suffix, {}))
+            for suffix in ("jpg", "png", "tif", "bmp", "webp", "gif")
+        ]
+        paths += [save(Path(folder, "raw.tif"), COLOR[:12, ::2]), save(Path(folder, "palette.png"), COLOR, "P")]
+        window = {"RescaleSlope": 2, "RescaleIntercept": -9, "WindowCenter": 40, "WindowWidth": 400}
+        paths += [dicom(Path(folder, "a.dcm"), HOUNSFIELD[:12], **window), dicom(Path(folder, "b.dcm"), COLOR[:12])]
+        return {path.name: path.read_bytes() for path in paths}
+
+
+WHOLE = whole_files()
+
+
+def pixels_or_message(path: Path, channels: int) -> np.ndarray | str:
+    try:
+        read_header(path)
+        return read_image(path, 8, channels)
+    except DataError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_any_damage_is_an_image_or_a_refusal(name: str, data: st.DataObject) -> None:
+    content = bytearray(WHOLE[name])
+    for position in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=6)):
+        content[position] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    with TemporaryDirectory() as folder, unremarked():
+        path = Path(folder, name)
+        path.write_bytes(content)
+        for channels in (1, 3):
+            outcome = pixels_or_message(path, channels)
+            if isinstance(outcome, str):
+                assert outcome.startswith(f"{path}: ")
+                assert "\n" not in outcome
+            else:
+                assert outcome.shape == (8, 8, channels)
+                assert outcome.dtype == np.uint8
 
 
 def test_dicom_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

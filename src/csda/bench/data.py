@@ -45,9 +45,10 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def bench_data(path: Path, images: int | None = None, repeats: int = 3) -> dict[str, Any]:
     """Decoding against a plain loop, a warm start, and the memory that a large set takes.
 
-    The plain loop is one thread of Pillow: open, convert, resize, copy. The store does the same with all cores and
-    writes its cache. Both are timed in turn, `repeats` times, after a first pass that brings the files into memory;
-    `speedup` is the median of the ratios. A warm start lists the set and opens its pixels. `images` takes only so many.
+    The plain loop is one thread of Pillow: open, convert, resize, copy. The store gives the same pixels, to within one
+    grey level, with all cores, and writes its cache. Both are timed in turn, `repeats` times, after a first pass that
+    brings the files into memory; `speedup` is the median of the ratios. A warm start lists the set and opens its
+    pixels. `images` takes only so many.
     """
     dataset = load_dataset(path)
     dataset = replace(dataset, records=dataset.records[:images])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from PIL import Image
 
 from csda.data import SOURCES, load_dataset
 from csda.data.cache import Progress
-from csda.data.decode import Header, read_header, read_image
+from csda.data.decode import Header, read_header, read_image, unremarked
 from csda.data.listing import NONE_PRESENT
 from csda.data.records import Dataset, Record, Split
 from csda.data.splits import make_split
@@ -133,8 +132,7 @@ def check(dataset: Dataset, *, max_unreadable: float = 0.01, progress: Progress 
 
 def _inspect(dataset: Dataset, progress: Progress) -> Iterator[Finding]:
     """Findings in the order of the records."""
-    with warnings.catch_warnings(), ThreadPoolExecutor(available_cores()) as pool:
-        warnings.simplefilter("ignore")  # what Pillow remarks on odd but readable files helps nobody here
+    with unremarked(), ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(dataset.records), 256):
             part = range(start, min(start + 256, len(dataset.records)))
             if dataset.draw is not None:

@@ -9,8 +9,9 @@ What is decided here for everybody:
 - 16-bit grey values are divided by the range of the fewest bits, 8, 12 or 16, that hold them: twelve-bit detectors
   are commonly stored in sixteen. 32-bit and floating-point values within [0, 1] keep that range, all others are
   stretched from their smallest to their largest.
-- DICOM values go through the modality transform, then through the first window; where there is none they are
-  stretched from their smallest to their largest. MONOCHROME1 is inverted.
+- DICOM values go through the modality transform, then through the first window; where there is none through the first
+  VOI lookup table; where there is none either they are stretched from their smallest to their largest. MONOCHROME1 is
+  inverted. A palette gives colours.
 - An image of more than `MAX_PIXELS` is refused by its header.
 """
 
@@ -18,6 +19,9 @@ from __future__ import annotations
 
 import io
 import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -53,6 +57,14 @@ class Header(NamedTuple):
 
 class _RefusedError(Exception):
     """The reason why a file is not used, without its path."""
+
+
+@contextmanager
+def unremarked() -> Iterator[None]:
+    """Without the warnings of Pillow and pydicom on odd but readable files. For the whole process, not for a thread."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def read_header(path: Path) -> Header:
@@ -200,22 +212,52 @@ def _dicom_header(dicom: Any) -> Header:
 
 def _dicom_image(file: BinaryIO) -> Image.Image:
     dicom = _read_dicom(file)
-    from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi
+    from pydicom.pixels.processing import apply_modality_lut
     from pydicom.pixels.utils import pixel_array
 
     values = pixel_array(dicom)
     if dicom.PhotometricInterpretation == "PALETTE COLOR":
-        values = apply_color_lut(values, dicom)
+        values = np.stack([_palette(values, dicom, color) for color in ("Red", "Green", "Blue")], axis=-1)
     if values.ndim == 3:
         return Image.fromarray(values if values.dtype == np.uint8 else _stretch(values, 0, np.iinfo(values.dtype).max))
-    values = apply_modality_lut(values, dicom)
+    if dicom.get("ModalityLUTSequence"):
+        values = _look_up(values, dicom, dicom.ModalityLUTSequence[0])
+    else:
+        values = apply_modality_lut(values, dicom)
     if "WindowCenter" in dicom and "WindowWidth" in dicom:
         grey = _window(values, dicom)
-    elif "VOILUTSequence" in dicom:
-        grey = _stretch(apply_voi(values, dicom), 0, 2 ** dicom.VOILUTSequence[0].LUTDescriptor[2] - 1)
+    elif dicom.get("VOILUTSequence"):
+        table = dicom.VOILUTSequence[0]
+        grey = _stretch(_look_up(values, dicom, table), 0, 2 ** table.LUTDescriptor[2] - 1)
     else:
         grey = _stretch(values, float(values.min()), float(values.max()))
     return Image.fromarray(255 - grey if dicom.PhotometricInterpretation == "MONOCHROME1" else grey)
+
+
+def _palette(values: npt.NDArray[Any], dicom: Any, color: str) -> npt.NDArray[np.uint8]:
+    name = f"{color}PaletteColorLookupTable"
+    if f"{name}Data" not in dicom:
+        raise _RefusedError("has a palette in segments or none at all; save it as an RGB image")
+    descriptor = dicom[f"{name}Descriptor"].value
+    return _stretch(_table_entries(values, dicom, descriptor, dicom[f"{name}Data"].value), 0, 2 ** descriptor[2] - 1)
+
+
+def _look_up(values: npt.NDArray[Any], dicom: Any, table: Any) -> npt.NDArray[Any]:
+    return _table_entries(values, dicom, table.LUTDescriptor, table.LUTData)
+
+
+def _table_entries(values: npt.NDArray[Any], dicom: Any, descriptor: Any, data: Any) -> npt.NDArray[Any]:
+    """What a lookup table gives (DICOM PS3.3, C.7.6.3.1.5 and C.11.1.1); its ends go on for values outside of it.
+
+    Not left to pydicom, which wraps the values around where a table of 8 bits has more than 256 entries.
+    """
+    count, first, _ = descriptor
+    if isinstance(data, bytes):
+        words = "<u2" if dicom.original_encoding[1] else ">u2"
+        data = np.frombuffer(data, np.uint8 if len(data) < 2 * (count or 2**16) else words)
+    entries = np.atleast_1d(data)[: count or 2**16]
+    found: npt.NDArray[Any] = entries[(np.rint(values).astype(np.int64) - first).clip(0, len(entries) - 1)]
+    return found
 
 
 def _window(values: npt.NDArray[Any], dicom: Any) -> npt.NDArray[np.uint8]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from csda.data.cache import Flags, Progress, Rows, digest, folder_of, load_cached, load_in_memory
-from csda.data.decode import read_header, read_image
+from csda.data.decode import read_header, read_image, unremarked
 from csda.data.records import Dataset, Pixels, Record
 from csda.errors import DataError
 
@@ -70,8 +69,7 @@ def open_pixels(
     progress = progress or (lambda done, total: None)
     failed: dict[int, str] = {}
     remarks: tuple[str, ...] = ()
-    with _OPENING, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Pillow remarks on odd but readable files helps nobody here
+    with _OPENING, unremarked():
         if dataset.draw is None:
             rows = _file_rows(dataset, size, channels, cache, workers)
         else:
