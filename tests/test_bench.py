@@ -200,6 +200,14 @@ def test_a_deadline_shortens_the_rounds() -> None:
     assert len(calls) == 1 + 3
 
 
+def test_what_was_prepared_is_used_up_before_each_measurement() -> None:
+    calls = []
+    actions = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    times = time_in_turn(actions, torch.device("cpu"), 2, prepared=3)
+    assert "".join(calls) == "ab" + 2 * "aaaabbbb"
+    assert [len(values) for values in times.milliseconds.values()] == [2, 2]
+
+
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, assignments = tmp_path / "scale.json", [f"--set={key}={value}" for key, value in TINY.items()]
     command = ["bench", "scale", "--unlabeled", "9", "--classes", "3", "--capacity", "5", "--rounds", "1", *assignments]

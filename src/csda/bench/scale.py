@@ -9,6 +9,7 @@ from typing import Any
 
 from csda.bench.sessions import CLASSES, UNLABELED, open_session, refuse_fixed, stepper
 from csda.bench.timing import Deadline, describe_machine, time_in_turn
+from csda.data.streaming import AHEAD
 
 UNLABELED_COUNTS = (10_000, 100_000, 1_000_000)
 CLASS_COUNTS = (2, 7, 100, 1_000)
@@ -27,8 +28,8 @@ def bench_scale(
 ) -> dict[str, Any]:
     """Step time against the number of unlabeled images, of classes, and the length of the queue, one at a time.
 
-    Each is timed in turn with the preset's step on few images, over which it is given. That one has its pixels on the
-    device, the others have theirs in a file. What the deadline of so many `seconds` leaves no time for is named under
+    Each is timed in turn with the preset's step on few images, over which it is given. Many unlabeled images stay in a
+    file, all others are on the device. What the deadline of so many `seconds` leaves no time for is named under
     `left_out`.
     """
     refuse_fixed(chosen)
@@ -51,11 +52,10 @@ def bench_scale(
             left_out.append(f"{what} {value}")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            case = open_session(
-                "csda", {**chosen, "capacity": slots}, unlabeled=images, classes=kinds, file=Path(folder) / "pixels"
-            )
+            file = Path(folder) / "pixels" if what == "unlabeled" else None
+            case = open_session("csda", {**chosen, "capacity": slots}, unlabeled=images, classes=kinds, file=file)
             actions = {"reference": stepper(reference), "step": stepper(case)}
-            times = time_in_turn(actions, device, rounds, deadline)
+            times = time_in_turn(actions, device, rounds, deadline, prepared=0 if file is None else AHEAD)
             del case, actions
         figures.setdefault(f"{what}_step_ms", {})[str(value)] = times.figure("step")
         figures.setdefault(f"{what}_over_reference", {})[str(value)] = times.ratio("step", "reference")

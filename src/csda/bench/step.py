@@ -23,6 +23,7 @@ from csda.bench.work import (
     training_work,
 )
 from csda.config import RunConfig
+from csda.data.streaming import AHEAD
 from csda.errors import ConfigError
 from csda.methods import METHODS
 from csda.methods.base import StepOutput
@@ -146,7 +147,8 @@ def _measure_streamed(chosen: Mapping[str, Any], rounds: int, deadline: Deadline
         resident = open_session("csda", chosen)
         streamed = open_session("csda", chosen, unlabeled=STREAMED, file=Path(folder) / "pixels")
         actions = {"resident": stepper(resident), "streamed": stepper(streamed)}
-        return figure(time_in_turn(actions, resident.device, rounds, deadline).ratios("streamed", "resident"))
+        times = time_in_turn(actions, resident.device, rounds, deadline, prepared=AHEAD)
+        return figure(times.ratios("streamed", "resident"))
 
 
 def images_trained_on(session: Session) -> int:

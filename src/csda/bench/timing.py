@@ -68,11 +68,17 @@ def figure(values: list[float]) -> dict[str, float]:
 
 
 def time_in_turn(
-    actions: Mapping[str, Action], device: torch.device, rounds: int, deadline: Deadline | None = None
+    actions: Mapping[str, Action],
+    device: torch.device,
+    rounds: int,
+    deadline: Deadline | None = None,
+    *,
+    prepared: int = 0,
 ) -> Times:
     """Time actions one after the other, `rounds` times, so that what disturbs one disturbs all.
 
-    After the deadline no more than the least number of rounds is made.
+    After the deadline no more than the least number of rounds is made. What so many calls need may have been `prepared`
+    while others had their turn; these calls come first and do not count.
     """
     for action in actions.values():
         for _ in range(WARM_UP):
@@ -82,6 +88,8 @@ def time_in_turn(
         if done >= LEAST_ROUNDS and deadline is not None and deadline.passed:
             break
         for name, action in actions.items():
+            for _ in range(prepared):
+                action()
             times.milliseconds[name].append(_milliseconds(action, device))
     return times
 
