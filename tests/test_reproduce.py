@@ -208,6 +208,30 @@ def test_a_slim_folder_is_enough_for_a_table(grid: Grid, tmp_path: Path) -> None
     assert (page.read_text(), count) == (text, 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("confusion", "fig.svg"), ("temperature", "fig.svg"), ("examples", "fig.png")]
+)
+def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tmp_path: Path) -> None:
+    head, _, csda_row = EXPERIMENT.split("[[rows]]")
+    text = f"{head}[[rows]]{csda_row}".replace("title", f'figure = "{kind}"\ntitle', 1)
+    page, count = grid(text, "fig")
+    assert count == 0
+    assert "| csda, short queue |" in page.read_text()
+    assert 1000 < (tmp_path / "results" / name).stat().st_size < 500_000
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(RunError, match="no run of it has finished"):
+        grid(text, "fig", only_finished=True)
+
+
+def test_examples_are_unlabeled_images_with_what_is_said_of_them(grid: Grid, tmp_path: Path) -> None:
+    run = Run(min((tmp_path / "runs" / "synthetic").glob("csda_*")))
+    examples = reproduce._pick_examples({"csda": [run]})
+    assert [example.truth for example in examples] == [(name,) for name in run.classes]
+    assert len({example.image.tobytes() for example in examples}) == len(run.classes)
+    said = {(row["predicted"], round(float(row["confidence"]), 4)) for row in _read(run.folder / "pseudo_labels.csv")}
+    assert {(name, round(value, 4)) for example in examples for name, value in example.guesses["csda"]} <= said
+
+
 def test_a_setting_that_an_older_run_did_not_know_has_its_default() -> None:
     ours = ledger.identify(configure({"method": "csda", "preset": "default", "labels": "9"}))
     older = {name: value for name, value in ours.items() if name not in ("evict", "ramp")}

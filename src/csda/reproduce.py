@@ -29,12 +29,15 @@ from pydantic import Field, ValidationError
 from csda import metrics
 from csda.config import RunConfig, Setting, Settings
 from csda.data import load_dataset, recognise
+from csda.data.decode import read_image
+from csda.data.listing import JOIN, NONE_PRESENT
 from csda.errors import ConfigError, CsdaError, DataError, RunError
 from csda.launch import Launcher, launch
 from csda.ledger import PLACES, agree, digest, digest_split, identify, locate, read_recorded, settings_alone
 from csda.methods import METHODS
 from csda.progress import Reporter
 from csda.report.grid import draw_budgets, draw_grid, draw_rows, write_grid
+from csda.report.paper import Example, draw_confusions, draw_examples, draw_temperatures, write_photographs
 from csda.runs import Run, write_csv, write_whole
 from csda.training import configure, train
 
@@ -527,10 +530,17 @@ def _require_same_images(found: Sequence[Found]) -> None:
 
 
 def _draw(path: Path, experiment: Experiment, found: Sequence[Found]) -> None:
-    """The picture of a grid, by its shape."""
+    """The picture of a grid: the paper's figure, or one by its shape."""
     results = [line for _, line in found]
     names = [row.name for row in experiment.rows if any(line["method"] == row.name for line in results)]
     svg = path.with_name(f"{path.name}.svg")
+    if experiment.figure is not None:
+        runs = {name: [Run(cell.folder) for cell, _ in found if cell.title == name] for name in names}
+        if experiment.figure == "examples":
+            write_photographs(draw_examples(_pick_examples(runs)), path.with_name(f"{path.name}.png"))
+        else:
+            write_grid({"confusion": draw_confusions, "temperature": draw_temperatures}[experiment.figure](runs), svg)
+        return
     if len(experiment.labels) > 1:
         lines = summarize(experiment, results)
         write_grid(draw_budgets(lines, names, experiment.labels, list(experiment.splits)), svg)
@@ -550,6 +560,40 @@ def _draw(path: Path, experiment: Experiment, found: Sequence[Found]) -> None:
         images = dataset.draw([first[label] for label in range(len(classes))], 64)
         examples = dict(zip(classes, images, strict=True))
     write_grid(draw_grid(shown, names, classes, examples), svg)
+
+
+def _pick_examples(runs: Mapping[str, Sequence[Run]], number: int = 7) -> list[Example]:
+    """Unlabeled images at random, whatever is said of them: one of each class, or some with a label where an image may
+    have several."""
+    firsts = {name: own[0] for name, own in runs.items()}
+    run = next(iter(firsts.values()))
+    index = {name: position for position, name in enumerate(run.classes)}
+    truth = {image: label for image, label in run.truth.items() if label != NONE_PRESENT}
+    order = np.random.default_rng(0).permutation(sorted(truth)).tolist()
+    if run.multi_label:
+        chosen = order[:number]
+    else:
+        of_class = {truth[image]: image for image in reversed(order)}
+        chosen = [of_class[name] for name in run.classes[:number] if name in of_class]
+    config = run.settings
+    dataset = load_dataset(config.data, config.source, split=config.split, labels=config.labels, seed=config.seed)
+    positions = {record.id: position for position, record in enumerate(dataset.records)}
+    examples = []
+    for image in chosen:
+        path = dataset.records[positions[image]].path
+        if path is None:
+            assert dataset.draw is not None
+            (pixels,) = dataset.draw([positions[image]], 128)
+        else:
+            pixels = read_image(path, 128, 3)
+        labels = tuple(sorted(truth[image].split(JOIN) if run.multi_label else [truth[image]], key=index.__getitem__))
+        guesses = {}
+        for name, one in firsts.items():
+            probs = one.pseudo_labels[image]
+            likeliest = np.argsort(-probs, kind="stable")[: len(labels)]
+            guesses[name] = [(run.classes[position], float(probs[position])) for position in likeliest]
+        examples.append(Example(pixels, labels, guesses))
+    return examples
 
 
 def _classes(results: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -144,6 +144,12 @@ class Run:
         ids, splits, labels, _, *columns = zip(*lines, strict=True)
         return Predictions(list(ids), np.array(splits), self.encode(labels), np.array(columns, dtype=np.float64).T)
 
+    @cached_property
+    def pseudo_labels(self) -> dict[str, npt.NDArray[np.float64]]:
+        """What the best model says of each unlabeled image, probabilities [n] by id."""
+        lines = self._lines("pseudo_labels.csv", 3 + len(self.classes))
+        return {image: np.array(probs, dtype=np.float64) for image, _, _, *probs in lines}
+
     def labels_of(self, split: str) -> npt.NDArray[np.int64]:
         """Labels of a part of split.csv, in its order."""
         return self.encode([row.label for row in self.split if row.split == split])

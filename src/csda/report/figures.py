@@ -112,8 +112,8 @@ def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
     figure, axes = _canvas(HALF, 320)
     for entry in entries:
         best = entry.run.result["best_epoch"]
-        epochs, test = _series(entry.run, f"test_{metric}")
-        _, validation = _series(entry.run, f"val_{metric}")
+        epochs, test = read_series(entry.run, f"test_{metric}")
+        _, validation = read_series(entry.run, f"val_{metric}")
         axes.plot(epochs, test, "-", **_line(entry, "test"))
         axes.plot(epochs, validation, ":", **_line(entry, "validation"))
         chosen, fill = epochs == best, PALETTE[entry.colour]
@@ -156,29 +156,37 @@ def draw_confusion(entry: Entry, title: str) -> Figure:
     n = len(entry.run.classes)
     probs, labels = entry.run.predictions.part("test")
     matrix = metrics.confusion(labels, metrics.predict(probs), n)
-    totals = matrix.sum(axis=1)
-    names = [_shorten(name, 18) for name in entry.run.classes]
     figure, axes = _canvas(HALF, min(430, 190 + 60 * n))
-    crowded = n > 8
+    fill_confusion(axes, matrix, entry.run.classes, PALETTE[entry.colour], counts=n <= 8)
+    axes.set_title(title)
+    return figure
+
+
+def fill_confusion(
+    axes: Axes, matrix: npt.NDArray[np.int64], classes: Sequence[str], colour: str, *, counts: bool
+) -> None:
+    """A cell for each pair of classes, with its share of the row and, where asked for, its count."""
+    n = len(classes)
+    totals = matrix.sum(axis=1)
+    names = [_shorten(name, 18) for name in classes]
     for i in range(n):
         for j in range(n):
             share = matrix[i, j] / max(totals[i], 1)
             # Never more than half opaque, so that the ink is legible on every cell in light and in dark.
-            look: dict[str, Any] = {"color": PALETTE[entry.colour], "alpha": 0.04 + 0.5 * share, "linewidth": 0}
+            look: dict[str, Any] = {"color": colour, "alpha": 0.04 + 0.5 * share, "linewidth": 0}
             axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, **look))
             ink = PALETTE["ink" if share >= 0.1 else "muted"]
             place: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
             if matrix[i, j]:
-                axes.text(j, i - (0 if crowded else 0.14), f"{share:.0%}", fontsize=9 if crowded else 12, **place)
-            if matrix[i, j] and not crowded:
+                axes.text(j, i - (0.14 if counts else 0), f"{share:.0%}", fontsize=9 if n > 8 else 12, **place)
+            if matrix[i, j] and counts:
                 axes.text(j, i + 0.24, str(matrix[i, j]), fontsize=9, **place)
-    axes.set(xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5), xlabel="predicted", ylabel="true", title=title)
+    axes.set(xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5), xlabel="predicted", ylabel="true")
     axes.set_xticks(range(n), names, rotation=35, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(n), names)
     axes.tick_params(length=0, labelcolor=PALETTE["ink"])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    return figure
 
 
 def draw_pseudo_labels(entries: Sequence[Entry]) -> Figure:
@@ -218,7 +226,7 @@ def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
     }
     for entry in entries:
         for key, (name, style) in styles.items():
-            epochs, values = _series(entry.run, key)
+            epochs, values = read_series(entry.run, key)
             if (values > 0).any():
                 axes.plot(epochs, values, style, **_line(entry, name))
     _over_epochs(axes)
@@ -234,19 +242,25 @@ def draw_distances(entries: Sequence[Entry]) -> Figure:
     """Frobenius distance of the unlabeled class marginals to the labeled ones, before and after alignment."""
     figure, axes = _canvas(HALF, 300)
     for entry in entries:
-        history = entry.run.history
-        # A class that was not predicted has no aligned marginal, and its row is left out of both distances.
-        predicted = history["aligned_marginals"].sum(axis=-1, keepdims=True) > 0
         for key, name, style in (("unlabeled", "before", "--"), ("aligned", "after", "-")):
-            gaps = np.where(predicted, history[f"{key}_marginals"] - history["labeled_marginals"], 0)
-            distances = np.sqrt((gaps**2).sum(axis=(-2, -1)))
-            distances[~predicted.any(axis=(-2, -1))] = np.nan
-            axes.plot(history["epochs"], distances, style, **_line(entry, name))
+            axes.plot(entry.run.history["epochs"], marginal_distances(entry.run, key), style, **_line(entry, name))
     _over_epochs(axes)
     axes.set_ylim(bottom=0)
     axes.set_title("Distance to the labeled marginals")
     _legend(figure, axes, columns=2)
     return figure
+
+
+def marginal_distances(run: Run, key: str) -> Array:
+    """Frobenius distance of the class-wise "unlabeled" or "aligned" marginals to the labeled ones in each epoch [E].
+
+    A class that was not predicted has no aligned marginal, and its row is left out of both.
+    """
+    history = run.history
+    predicted = history["aligned_marginals"].sum(axis=-1, keepdims=True) > 0
+    gaps = np.where(predicted, history[f"{key}_marginals"] - history["labeled_marginals"], 0)
+    distances = np.sqrt((gaps**2).sum(axis=(-2, -1)))
+    return np.where(predicted.any(axis=(-2, -1)), distances, np.nan)
 
 
 @_styled
@@ -300,7 +314,7 @@ def _over_epochs(axes: Axes, label: str = "epoch") -> None:
             line.set(marker="o", markersize=4)
 
 
-def _series(run: Run, key: str) -> tuple[Array, Array]:
+def read_series(run: Run, key: str) -> tuple[Array, Array]:
     """A column of metrics.jsonl over epochs, NaN where it is missing."""
     values = [np.nan if row.get(key) is None else row[key] for row in run.metrics]
     return np.array([row["epoch"] for row in run.metrics], dtype=float), np.array(values, dtype=float)

@@ -6,6 +6,7 @@ A filled mark is what was measured here, an open one of the same colour what the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from matplotlib.ticker import PercentFormatter
 
 from csda.data.records import Pixels
 from csda.report.figures import PALETTE, STYLE
+from csda.report.tables import METHOD_COLOURS
 
 _COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey")
 
@@ -76,6 +78,8 @@ def draw_budgets(
     with matplotlib.rc_context(STYLE):
         size = (max(13.6, 4.6 * len(splits)), 4.8) if len(splits) == 1 else (4.6 * len(splits), 8.4)
         figure = Figure(figsize=size, facecolor="white", layout="constrained")
+        free = cycle(colour for colour in _COLOURS if colour not in METHOD_COLOURS.values())
+        colours = {title: PALETTE[METHOD_COLOURS.get(title) or next(free)] for title in titles}
         shape = (1, 2) if len(splits) == 1 else (2, len(splits))
         panels = figure.subplots(*shape, squeeze=False, sharey=False if len(splits) == 1 else "row").flat
         for axes, (name, split) in zip(panels, [(n, s) for n in ("auc", "mca") for s in splits], strict=True):
@@ -84,7 +88,7 @@ def draw_budgets(
                 places = np.array([place for place, labels in enumerate(budgets) if labels in lines], dtype=float)
                 places += 0.36 * ((row + 0.5) / len(titles) - 0.5)
                 own = [lines[labels] for labels in budgets if labels in lines]
-                _draw_series(axes, places, own, name, PALETTE[_COLOURS[row % len(_COLOURS)]], title)
+                _draw_series(axes, places, own, name, colours[title], title)
             axes.set_xticks(range(len(budgets)), budgets)
             axes.grid(visible=False, axis="x")
             axes.set_title(name.upper() if len(splits) == 1 else f"{name.upper()}, {split}")
@@ -98,7 +102,8 @@ def _draw_series(
 ) -> None:
     means = [line[f"{name}_mean"] for line in lines]
     spreads = [line[f"{name}_std"] or 0.0 for line in lines]
-    axes.errorbar(places, means, spreads, fmt="o-", color=colour, label=title, linewidth=1.4, markersize=6)
+    width = 2.4 if title == "csda" else 1.2
+    axes.errorbar(places, means, spreads, fmt="o-", color=colour, label=title, linewidth=width, markersize=6)
     paper = [line[f"paper_{name}"] for line in lines]
     known = [place for place, value in enumerate(paper) if value is not None]
     axes.plot(places[known], [paper[place] for place in known], "o", markersize=6, **_open(colour))

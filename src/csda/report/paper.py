@@ -1,0 +1,164 @@
+"""Figures 3, 4 and 5 of the paper, drawn from run folders."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from csda import metrics
+from csda.data.records import Pixels
+from csda.report.figures import PALETTE, STYLE, fill_confusion, marginal_distances, read_series
+from csda.report.tables import COLOURS, METHOD_COLOURS
+from csda.runs import Run, write_whole
+
+Array = npt.NDArray[np.float64]
+Runs = Mapping[str, Sequence[Run]]
+"""The runs of each row of an experiment, one a seed."""
+
+CURVES = (0.3, 0.5, 0.7, 1.0)
+"""Constant temperatures that the paper shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An image [H, W, 3], its labels, and of each method the likeliest labels with their probabilities."""
+
+    image: Pixels
+    truth: tuple[str, ...]
+    guesses: Mapping[str, Sequence[tuple[str, float]]]
+
+
+@matplotlib.rc_context(STYLE)
+def draw_confusions(runs: Runs) -> Figure:
+    """Figure 3: truth against prediction on the test images, a panel for each row, all its seeds together."""
+    classes = next(iter(runs.values()))[0].classes
+    figure = Figure(figsize=(4.5 * len(runs), 5.0), facecolor="white", layout="constrained")
+    panels = figure.subplots(1, len(runs), squeeze=False)[0]
+    for axes, (name, own) in zip(panels, runs.items(), strict=True):
+        matrix = sum_confusions(own)
+        recalls = matrix.diagonal() / np.maximum(matrix.sum(axis=1), 1)
+        fill_confusion(axes, matrix, classes, PALETTE[METHOD_COLOURS.get(name, "green")], counts=False)
+        seeds = "" if len(own) == 1 else f", {len(own)} seeds"
+        axes.set_title(f"{name}: mean recall {recalls.mean():.3f}{seeds}")
+        if axes is not panels[0]:
+            axes.set_ylabel("")
+            axes.set_yticklabels([])
+    return figure
+
+
+def sum_confusions(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
+    """Images of each class by what they were taken for [n, n], summed over runs."""
+    total = np.zeros((len(runs[0].classes),) * 2, dtype=np.int64)
+    for run in runs:
+        probs, labels = run.predictions.part("test")
+        total += metrics.confusion(labels, metrics.predict(probs), len(run.classes))
+    return total
+
+
+@matplotlib.rc_context(STYLE)
+def draw_temperatures(runs: Runs) -> Figure:
+    """Figure 4: what T does to a row, AUC and MCA over epochs by temperature, and the distances after alignment."""
+    figure = Figure(figsize=(13.6, 8.6), facecolor="white", layout="constrained")
+    (shape, auc), (mca, distance) = figure.subplots(2, 2)
+    first = next(iter(runs.values()))[0]
+    _draw_shapes(shape, len(first.classes))
+    tempered = {name: own for name, own in runs.items() if own[0].config["method_settings"]["align"] == "csda"}
+    colours = dict(zip(tempered, (PALETTE[colour] for colour in COLOURS), strict=False))
+    for axes, letter, figure_name in ((auc, "b", "auc"), (mca, "c", "mca")):
+        for name, own in tempered.items():
+            curves = [read_series(run, f"test_{figure_name}") for run in own]
+            _draw_band(axes, curves[0][0], np.stack([values for _, values in curves]), colours[name], name)
+        axes.set(title=f"{letter}  test {figure_name.upper()} by temperature", xlabel="epoch")
+        axes.legend(ncols=2)
+    for name, own in runs.items():
+        settings = own[0].config["method_settings"]
+        agnostic = settings["align"] == "da"
+        if agnostic or settings["temperature"] in (1.0, "adaptive"):
+            distances = np.stack([marginal_distances(run, "aligned") for run in own])
+            label = "DA" if agnostic else f"CSDA, {name}"
+            colour = PALETTE["ink"] if agnostic else colours[name]
+            _draw_band(distance, own[0].history["epochs"].astype(float), distances, colour, label)
+    distance.set(title="d  distance to λˣ after alignment (Frobenius)", xlabel="epoch")
+    distance.set_ylim(bottom=0)
+    distance.legend()
+    return figure
+
+
+def temper_entry(entry: Array, temperature: float, n: int) -> Array:
+    """An entry of Normalize(λ^T) by what it was in λ, a row of n in which the others share the rest evenly."""
+    own, others = entry**temperature, (n - 1) * ((1 - entry) / (n - 1)) ** temperature
+    return np.asarray(own / (own + others), dtype=np.float64)
+
+
+def _draw_shapes(axes: Axes, n: int) -> None:
+    entry = np.linspace(0, 1, 201)
+    for temperature, colour in zip((0.1, *CURVES), ("grey", *COLOURS), strict=False):
+        axes.plot(entry, temper_entry(entry, temperature, n), color=PALETTE[colour], label=f"T = {temperature:g}")
+    axes.set(title=f"a  an entry of λˣ before and after, n = {n}", xlabel="λ", ylabel="Normalize(λᵀ)")
+    axes.legend()
+
+
+def _draw_band(axes: Axes, epochs: Array, values: Array, colour: str, label: str) -> None:
+    """The mean of several seeds [S, E] over epochs, and where they lie."""
+    seen = ~np.isnan(values).all(axis=0)
+    epochs, values = epochs[seen], values[:, seen]
+    axes.plot(epochs, np.nanmean(values, axis=0), color=colour, label=label)
+    if len(values) > 1:
+        lows, highs = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+        axes.fill_between(epochs, lows, highs, color=colour, alpha=0.12, linewidth=0)
+
+
+@matplotlib.rc_context(STYLE)
+def draw_examples(examples: Sequence[Example]) -> Figure:
+    """Figure 5: images with their labels in the first line, then what each method says of them; the last is in bold."""
+    methods = list(examples[0].guesses)
+    longest = max(len(each) for example in examples for each in example.guesses.values())
+    lines = [longest] * (1 + len(methods))
+    height = 1.75 + 0.24 * sum(lines)
+    figure = Figure(figsize=(1.95 * len(examples) + 0.9, height), facecolor="white")
+    left, width = 0.9 / figure.get_figwidth(), 1.95 / figure.get_figwidth()
+    top, step = (height - 1.75) / height, 0.24 / height
+    for column, example in enumerate(examples):
+        axes = figure.add_axes((left + column * width, top, 0.92 * width, 1.7 / height))
+        axes.imshow(example.image)
+        axes.axis("off")
+        rows = [[(name, None) for name in example.truth], *example.guesses.values()]
+        place = top
+        for number, (entries, count) in enumerate(zip(rows, lines, strict=True)):
+            for position, (name, probability) in enumerate(entries):
+                right = name in example.truth
+                colour = "ink" if probability is None else "green" if right else "vermilion"
+                text = name if probability is None else f"{name} {probability:.2f}"
+                figure.text(
+                    left + (column + 0.46) * width,
+                    place - (position + 0.55) * step,
+                    text,
+                    ha="center",
+                    va="center",
+                    color=PALETTE[colour],
+                    fontsize=11 if len(text) < 20 else 9,
+                    fontweight="bold" if number == len(methods) else "normal",
+                )
+            place -= count * step
+    place = top
+    for name, count in zip(("truth", *methods), lines, strict=True):
+        figure.text(0.1 / figure.get_figwidth(), place - 0.55 * step, name, va="center", color=PALETTE["muted"])
+        place -= count * step
+    return figure
+
+
+def write_photographs(figure: Figure, path: Path) -> None:
+    """Save a picture of photographs as PNG, which SVG would not make smaller."""
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
+    Image.open(buffer).convert("RGB").save(small, "PNG", optimize=True)
+    write_whole(path, small.getvalue())

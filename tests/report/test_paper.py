@@ -1,0 +1,110 @@
+"""The paper's figures say what the runs say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from csda import metrics
+from csda.alignment import temper
+from csda.report import paper
+from csda.report.grid import draw_budgets, draw_rows, write_grid
+from csda.runs import Run
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def make_aligned(make_run: MakeRun) -> Callable[..., Run]:
+    def make(align: str, temperature: str, seed: int) -> Run:
+        folder = make_run("csda", seed)
+        with (folder / "config.toml").open("a") as file:
+            file.write(f'align = "{align}"\ntemperature = {temperature}\n')
+        return Run(folder)
+
+    return make
+
+
+def test_confusions_of_all_seeds_are_added_up(make_run: MakeRun) -> None:
+    runs = [Run(make_run("csda", seed)) for seed in (0, 1)]
+    total = paper.sum_confusions(runs)
+    for row in range(7):
+        for column in range(7):
+            probs_labels = [run.predictions.part("test") for run in runs]
+            count = sum(int(((probs.argmax(1) == column) & (labels == row)).sum()) for probs, labels in probs_labels)
+            assert total[row, column] == count
+    figure = paper.draw_confusions({"baseline": runs[:1], "csda": runs})
+    shares = [text.get_text() for text in figure.axes[1].texts]
+    assert f"{total[0, 0] / total[0].sum():.0%}" in shares
+    assert (
+        figure.axes[1].get_title("left") == f"csda: mean recall {(total.diagonal() / total.sum(1)).mean():.3f}, 2 seeds"
+    )
+    single = metrics.mca(*runs[0].predictions.part("test"))
+    assert figure.axes[0].get_title("left") == f"baseline: mean recall {single:.3f}"
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0])
+def test_the_curve_of_a_temperature_is_what_tempering_does(temperature: float) -> None:
+    entries = np.array([0.02, 1 / 7, 0.6])
+    rows = torch.tensor([[entry, *[(1 - entry) / 6] * 6] for entry in entries])
+    expected = [temper(row.expand(7, 7), torch.full((7,), temperature))[0, 0].item() for row in rows]
+    np.testing.assert_allclose(paper.temper_entry(entries, temperature, 7), expected, rtol=1e-5)
+
+
+def test_curves_and_distances_are_means_over_seeds(make_aligned: Callable[..., Run]) -> None:
+    runs = {
+        "da": [make_aligned("da", "1.0", seed) for seed in (0, 1)],
+        "T = 0.5": [make_aligned("csda", "0.5", seed) for seed in (2, 3)],
+        "adaptive T": [make_aligned("csda", '"adaptive"', 4)],
+    }
+    _, auc, _, distance = paper.draw_temperatures(runs).axes
+    names = [line.get_label() for line in auc.get_lines()]
+    assert names == ["T = 0.5", "adaptive T"]
+    expected = np.mean([[row["test_auc"] for row in run.metrics] for run in runs["T = 0.5"]], axis=0)
+    np.testing.assert_allclose(auc.get_lines()[0].get_ydata(), expected)
+    assert [line.get_label() for line in distance.get_lines()] == ["DA", "CSDA, adaptive T"]
+    history = runs["adaptive T"][0].history
+    last = np.linalg.norm(history["aligned_marginals"][-1] - history["labeled_marginals"][-1])
+    assert distance.get_lines()[1].get_ydata()[-1] == pytest.approx(last)  # type: ignore[index]
+
+
+def test_examples_show_truth_and_guesses(tmp_path: Path) -> None:
+    image = np.full((8, 8, 3), 200, dtype=np.uint8)
+    examples = [
+        paper.Example(image, ("edema", "effusion"), {"nm": [("edema", 0.4), ("mass", 0.3)], "csda": [("edema", 0.5)]})
+    ]
+    figure = paper.draw_examples(examples)
+    texts = {text.get_text(): text for text in figure.texts}
+    assert {"edema", "effusion", "edema 0.40", "mass 0.30", "edema 0.50", "truth", "nm", "csda"} == set(texts)
+    assert texts["edema 0.40"].get_color() != texts["mass 0.30"].get_color()
+    assert texts["edema 0.50"].get_weight() == "bold"
+    paper.write_photographs(figure, tmp_path / "examples.png")
+    with Image.open(tmp_path / "examples.png") as picture:
+        assert picture.mode == "RGB"
+
+
+def test_grids_mark_what_was_measured_and_what_the_paper_has(tmp_path: Path) -> None:
+    lines = [
+        {
+            "method": method, "labels": labels, "split": "nm", "auc_mean": auc, "auc_std": 0.01, "mca_mean": auc / 2,
+            "mca_std": None, "paper_auc": auc + 0.1, "paper_mca": None,
+        }
+        for method, labels, auc in (("baseline", "350", 0.6), ("baseline", "800", 0.7), ("csda", "800", 0.8))
+    ]  # fmt: skip
+    figure = draw_budgets(lines, ["baseline", "csda"], ["350", "800"], ["nm"])
+    marks = [[round(float(y), 6) for y in line.get_ydata()] for line in figure.axes[0].get_lines()]
+    for expected in ([0.6, 0.7], [0.7, 0.8], [0.8], [0.9]):
+        assert expected in marks
+    write_grid(figure, tmp_path / "a.svg")
+    write_grid(draw_budgets(lines, ["baseline", "csda"], ["350", "800"], ["nm"]), tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+    results = [{"method": "baseline", "auc": auc, "mca": 0.4} for auc in (0.6, 0.8)]
+    figure = draw_rows(results, ["baseline"], {"baseline": [0.81, 0.42]})
+    dots, mean, open_mark = (line.get_xdata() for line in figure.axes[0].get_lines())
+    assert [list(map(float, x)) for x in (dots, mean, open_mark)] == [[0.6, 0.8], pytest.approx([0.7, 0.7]), [0.81]]
