@@ -15,9 +15,13 @@ import torch
 from csda.data.records import Dataset, Record, Split
 from csda.methods.self_training import SelfTraining
 from csda.progress import Reporter
+from csda.runs import Run
 from csda.session import PreparedData, Session
 from csda.training import configure
 from tiny import train_tiny
+
+LASTING = {"capacity": 48, "gamma": 0.0}
+"""A queue with 16 slots a class: images of earlier steps stay in it, also when a batch of 8 is of one class."""
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -42,14 +46,19 @@ class Notes(Reporter):
         self.notes.append(text)
 
 
+def _losses(run: Run) -> list[tuple[float, float]]:
+    """Of all epochs, also of those after the best, whose predictions are kept."""
+    return [(row["loss"], row["val_auc"]) for row in run.metrics]
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("csda", {}),
-        ("csda", {"refresh": "epoch", "order": "train_first"}),
-        ("csda", {"refresh": "epoch", "rebuild": True, "repeats": "keep", "evict": "least_confident"}),
+        ("csda", LASTING),
+        ("csda", {"refresh": "epoch", "order": "train_first", **LASTING}),
+        ("csda", {"refresh": "epoch", "rebuild": True, "repeats": "keep", "evict": "least_confident", **LASTING}),
         ("fixmatch", {}),
-        ("fixmatch", {"queue": "vcq", "align": "csda", "threshold": 0.4}),
+        ("fixmatch", {"queue": "vcq", "align": "csda", "threshold": 0.4, **LASTING}),
         ("nm", {}),
         ("baseline", {}),
     ],
@@ -61,23 +70,23 @@ def test_streamed_is_resident_bit_for_bit(
     streamed = train_tiny(tiny_images, tmp_path / "streamed", method=method, resident_share=0, **settings)
     for name in ("predictions.csv", "pseudo_labels.csv", "model.safetensors"):
         assert (streamed.folder / name).read_bytes() == (resident.folder / name).read_bytes(), name
-    losses = [[(row["loss"], row.get("filled")) for row in run.metrics] for run in (resident, streamed)]
-    assert losses[0] == losses[1]
+    assert _losses(streamed) == _losses(resident)
 
 
 def test_a_run_may_change_its_place_when_it_goes_on(
-    tiny_images: Path, tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that is free today may be taken tomorrow: the images of the queue are found again by their indices."""
-    expected = (tiny_run.folder / "predictions.csv").read_bytes()
+    whole = train_tiny(tiny_images, tmp_path / "whole", **LASTING)
     for number, free in enumerate(((0, 2**40), (2**40, 0))):
         out = tmp_path / str(number)
         monkeypatch.setattr("csda.data.parts.free_memory", lambda device, free=free: free[0])
         with pytest.raises(KeyboardInterrupt):
-            train_tiny(tiny_images, out, reporter=Stop(2))
+            train_tiny(tiny_images, out, reporter=Stop(2), **LASTING)
         monkeypatch.setattr("csda.data.parts.free_memory", lambda device, free=free: free[1])
-        run = train_tiny(tiny_images, out, resume=True)
-        assert (run.folder / "predictions.csv").read_bytes() == expected
+        run = train_tiny(tiny_images, out, resume=True, **LASTING)
+        assert _losses(run) == _losses(whole)
+        assert (run.folder / "predictions.csv").read_bytes() == (whole.folder / "predictions.csv").read_bytes()
 
 
 def test_the_user_is_told_what_is_streamed(tiny_images: Path, tmp_path: Path) -> None:
@@ -131,7 +140,7 @@ def test_steps_on_streamed_images_are_those_on_resident_ones(device: str, tmp_pa
     resident, streamed = (open_noise(tmp_path / "pixels", 200, share, **settings) for share in (1.0, 0.0))
     for epoch in (2, 3):
         figures = [run_epoch(session, epoch) for session in (resident, streamed)]
-        assert figures[1] == pytest.approx(figures[0], rel=1e-3)
+        assert figures[1] == pytest.approx(figures[0], rel=1e-2 if device == "cuda" else 0)
     for session in (resident, streamed):
         assert session.engine.remark is None
         assert session.engine.capture is (device == "cuda")
