@@ -81,6 +81,7 @@ class RunConfig(Settings):
         0.6, ge=0, le=1, description="of the free device memory for pixels; the others are streamed; 0 streams all"
     )
     cuda_graph: bool = Field(True, description="capture a step and replay it, on a GPU")
+    kernels: bool = Field(True, description="use hand-written kernels in a step, on a GPU that has Triton")
     checkpoint_seconds: float = Field(20.0, ge=0, description="least time between checkpoints")
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to torch")
     tensorboard: bool = True

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from csda import kernels
 from csda.errors import ConfigError
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -163,6 +164,7 @@ class Engine:
         precision: float32, tf32 in matrix products and convolutions, or bf16 by autocast.
         generator: the one source of randomness of a step; None is torch's own.
         capture: whether to use a CUDA graph; without a GPU steps are always eager.
+        own_kernels: whether to use hand-written kernels, which need a GPU, too.
     """
 
     def __init__(
@@ -173,12 +175,14 @@ class Engine:
         *,
         generator: torch.Generator | None = None,
         capture: bool = True,
+        own_kernels: bool = True,
     ) -> None:
         self.optimizer = optimizer
         self.device = device
         self.precision = precision
         self.generator = generator
         self.capture = capture and device.type == "cuda"
+        self.own_kernels = own_kernels
         self.remark: str | None = None
         """Why steps are eager although a graph was wanted."""
         self._programs: dict[Compute, _Program] = {}
@@ -220,7 +224,8 @@ class Engine:
     def _execute(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         # Autocast would keep its copies of the weights from one replay to the next.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
+        half = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+        with half, kernels.allowed(self.own_kernels):
             output = compute(*inputs)
         output.loss.backward()
         self.optimizer.step()

@@ -28,6 +28,7 @@ CIRCUMSTANCES = (
     "threads",
     "resident_share",
     "cuda_graph",
+    "kernels",
     "checkpoint_seconds",
     "tensorboard",
     "max_unreadable",

@@ -168,6 +168,7 @@ class Session:
             self.config.precision,
             generator=generator,
             capture=self.config.cuda_graph,
+            own_kernels=self.config.kernels,
         )
 
     def create_run(self, folder: Path) -> Run:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from csda import kernels
+
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
@@ -32,8 +34,14 @@ def plain(pixels: Tensor) -> Tensor:
 def weak(pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
     """The paper's augmentation of pixels [B, H, W, C]; float [B, C, H, W] in [0, 1]."""
     draws = _uniform(len(pixels), 5, pixels.device, generator)
-    angle = draws[:, 0] * math.radians(augmentation.rotation)
-    shift = 2.0 * augmentation.translation * draws[:, 1:3]
+    rotation, translation = math.radians(augmentation.rotation), 2.0 * augmentation.translation
+    if kernels.usable(pixels):
+        from csda.kernels import sampling
+
+        return sampling.weak(
+            pixels.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype()
+        )
+    angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
     mirror = _signs(draws[:, 3:5]) if augmentation.flip else torch.ones_like(shift)
     return _warp(plain(pixels), angle, shift, mirror)
 
@@ -41,8 +49,14 @@ def weak(pixels: Tensor, augmentation: Augmentation, generator: torch.Generator)
 def strong(pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
     """A strong view of pixels [B, H, W, C]: wide affine map, brightness, contrast, saturation, cut-out."""
     draws = _uniform(len(pixels), 12, pixels.device, generator)
-    angle = draws[:, 0] * math.radians(max(30.0, augmentation.rotation))
-    shift = 2.0 * max(0.2, augmentation.translation) * draws[:, 1:3]
+    rotation, translation = math.radians(max(30.0, augmentation.rotation)), 2.0 * max(0.2, augmentation.translation)
+    if kernels.usable(pixels):
+        from csda.kernels import sampling
+
+        return sampling.strong(
+            pixels.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype()
+        )
+    angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
     mirror = _signs(draws[:, 3:5]) if augmentation.flip else torch.ones_like(shift)
     images = _warp(plain(pixels), angle, shift, mirror)
 

@@ -1,0 +1,42 @@
+"""Hand-written Triton kernels for what a step spends its time on; without a GPU nothing here is used.
+
+Where `usable` says no, the plain torch code runs, which is also what the kernels are tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+_allowed = ContextVar("kernels_allowed", default=True)
+
+
+@contextmanager
+def allowed(choice: bool) -> Iterator[None]:
+    """Within this context kernels are used where they can be, or nowhere; each thread has its own choice."""
+    token = _allowed.set(choice)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def usable(tensor: Tensor) -> bool:
+    """Whether kernels may work on this tensor: on a GPU that has bfloat16, where Triton is installed."""
+    return tensor.is_cuda and _allowed.get() and _supported(tensor.get_device())
+
+
+def matrix_dtype() -> torch.dtype:
+    """What matrix products on a GPU compute in just now: bfloat16 under such an autocast, otherwise float32."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
+
+
+@cache
+def _supported(device: int) -> bool:
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
