@@ -7,8 +7,13 @@ classes that is 9,691,591 parameters, the paper's 9.692M.
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Sequence
+from itertools import takewhile
 
+import torch
+from torch import Tensor, nn
+
+from csda import kernels
 from csda.models.dropout import Dropout
 
 FEATURES = 256
@@ -16,12 +21,37 @@ _CHANNELS = (32, 32, 64, 64, 128)
 _HIDDEN = 4096
 
 
+class Block(nn.Sequential):
+    """`Conv(k=4, s=2, p=1) → ReLU → BatchNorm`."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        convolution = nn.Conv2d(inputs, outputs, kernel_size=4, stride=2, padding=1)
+        super().__init__(convolution, nn.ReLU(), nn.BatchNorm2d(outputs))
+
+    def forward(self, values: Tensor) -> Tensor:
+        if _fusible([self], values):
+            return _fused([self], values)
+        for layer in self:
+            values = layer(values)
+        return values
+
+
+class AlexNet(nn.Sequential):
+    """Blocks, then linear layers, or a part of them; called together, the blocks run together."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        stages = list(self)
+        blocks = list(takewhile(lambda stage: isinstance(stage, Block), stages))
+        if _fusible(blocks, values):
+            values, stages = _fused(blocks, values), stages[len(blocks) :]
+        for stage in stages:
+            values = stage(values)
+        return values
+
+
 def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> nn.Sequential:
     """The encoder θ_e as a sequence of six stages, images [B, channels, S, S] to features [B, 256]."""
-    blocks = []
-    for inputs, outputs in zip((channels, *_CHANNELS), _CHANNELS, strict=False):
-        convolution = nn.Conv2d(inputs, outputs, kernel_size=4, stride=2, padding=1)
-        blocks.append(nn.Sequential(convolution, nn.ReLU(), nn.BatchNorm2d(outputs)))
+    blocks = [Block(*sizes) for sizes in zip((channels, *_CHANNELS), _CHANNELS, strict=False)]
     flat = _CHANNELS[-1] * (image_size // 2 ** len(_CHANNELS)) ** 2
     linear = nn.Sequential(
         nn.Flatten(),
@@ -31,4 +61,31 @@ def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> nn.Sequenti
         Dropout(dropout),
         nn.Linear(_HIDDEN, FEATURES),
     )
-    return nn.Sequential(*blocks, linear)
+    return AlexNet(*blocks, linear)
+
+
+def _fusible(blocks: Sequence[nn.Module], values: Tensor) -> bool:
+    """Whether `_fused` gives what the blocks would: bfloat16 on a GPU, BatchNorm that learns or only predicts."""
+    if not blocks or not kernels.usable(values) or kernels.matrix_dtype() != torch.bfloat16:
+        return False
+    norms = _norms(blocks)
+    learns = torch.is_grad_enabled() and any(value.requires_grad for block in blocks for value in block.parameters())
+    return (
+        len(norms) == len(blocks)
+        and all(norm.training == norms[0].training for norm in norms)
+        and (norms[0].training or not learns)
+        and len(values) > 1
+        and not (values.requires_grad and values.shape[1] < _CHANNELS[0])
+    )
+
+
+def _fused(blocks: Sequence[nn.Module], values: Tensor) -> Tensor:
+    from csda.kernels.convolution import run_blocks
+
+    parameters = [value for block in blocks for value in block.parameters()]
+    return run_blocks(values, _norms(blocks), parameters, torch.bfloat16)
+
+
+def _norms(blocks: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:
+    """BatchNorm as it is here; one that works across processes is another class."""
+    return [module for block in blocks for module in block.children() if type(module) is nn.BatchNorm2d]
