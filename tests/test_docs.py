@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import doctest
 import importlib.util
 import io
@@ -11,7 +10,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean, stdev
 from types import ModuleType
 from typing import Any
 
@@ -255,31 +253,3 @@ def test_the_readme_shows_the_loop_that_is_run() -> None:
     block = (root / "docs" / "how-to" / "own-loop.md").read_text().split("```python\n")[1].split("```")[0]
     assert len(block.splitlines()) <= 25
     assert block in (root / "README.md").read_text()
-
-
-def test_the_readme_table_says_what_the_results_say() -> None:
-    with (ROOT / "results" / "demo.csv").open(newline="") as file:
-        lines = {line["method"]: line for line in csv.DictReader(file)}
-    text = (ROOT / "README.md").read_text()
-    for method, line in lines.items():
-        row = next(row for row in text.splitlines() if row.startswith(f"| `{method}`"))
-        cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
-        assert cells == [
-            f"{float(line['auc_mean']):.4f} ± {float(line['auc_std']):.4f}",
-            f"{float(line['mca_mean']):.4f} ± {float(line['mca_std']):.4f}",
-            f"{float(line['mca_prior_mean']):.4f}",
-        ]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*_runs.csv")), ids=lambda path: path.stem)
-def test_every_summary_follows_from_its_runs(path: Path) -> None:
-    with path.open(newline="") as file:
-        runs = list(csv.DictReader(file))
-    with path.with_name(path.name.replace("_runs", "")).open(newline="") as file:
-        for line in csv.DictReader(file):
-            own = [run for run in runs if all(run[key] == line[key] for key in ("method", "labels", "split"))]
-            assert len(own) == int(line["seeds"])
-            for figure in ("auc", "mca"):
-                values = [float(run[figure]) for run in own]
-                assert float(line[f"{figure}_mean"]) == pytest.approx(mean(values), abs=2e-5)
-                assert float(line[f"{figure}_std"]) == pytest.approx(stdev(values), abs=2e-5)

@@ -1,0 +1,173 @@
+"""Every number in a table of the documentation is one of results/, and those follow from the runs behind them.
+
+A table of results has a comment above it that names its file, the lines of it that are shown (all, without brackets),
+and how a line becomes a row:
+
+    <!-- results/table1.csv [labels=800, method=baseline|csda]: {method} | {auc_mean:.4f} ± {auc_std:.4f} -->
+
+`{100*auc_gap:+.1f}` gives points. A cell that ends in … may go on with any words. A table with measured figures from elsewhere says so:
+
+    <!-- not in results/: where they are from -->
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from csda import reproduce
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
+STORY = ROOT / "docs" / "results.md"
+
+SOURCE = re.compile(r"<!-- results/(?P<file>\S+\.csv)(?: \[(?P<filter>[^\]]*)\])?: (?P<row>.+) -->")
+ELSEWHERE = re.compile(r"<!-- not in results/: .+ -->")
+FIELD = re.compile(r"\{(?P<points>100\*)?(?P<column>\w+)(?::(?P<format>[^}]*))?\}")
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+FIGURE = re.compile(r"\.\d{3,}")
+
+
+def _read(name: str) -> list[dict[str, str]]:
+    with (RESULTS / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
+
+
+def _render(template: str, line: dict[str, str]) -> list[str]:
+    def fill(field: re.Match[str]) -> str:
+        text = line[field["column"]]
+        if not text or not field["format"]:
+            return text or "–"
+        return format(float(text) * (100 if field["points"] else 1), field["format"])
+
+    return _cells(FIELD.sub(fill, template))
+
+
+def _problems(text: str, *, every: bool) -> list[str]:
+    """What is wrong with the tables of a page; with `every`, each of them needs a source."""
+    problems = []
+    for table in TABLE.finditer(text):
+        above = text[: table.start()].rstrip().rpartition("\n")[2]
+        head, _, *body = table[0].splitlines()
+        source = SOURCE.fullmatch(above)
+        if source is None:
+            plain = re.sub(r"`[^`]*`", "", table[0])
+            if (every or FIGURE.search(plain)) and not ELSEWHERE.fullmatch(above):
+                problems.append(f"{head}: no source")
+            continue
+        wanted = [part.split("=", 1) for part in (source["filter"] or "").split(", ") if part]
+        lines = [
+            line for line in _read(source["file"]) if all(line[key] in values.split("|") for key, values in wanted)
+        ]
+        rows = [_render(source["row"], line) for line in lines]
+        if len(rows) != len(body) or not rows:
+            problems.append(f"{head}: {len(body)} rows, and {source['file']} has {len(rows)}")
+            continue
+        if len(rows[0]) != len(_cells(head)):
+            problems.append(f"{head}: {len(_cells(head))} columns, and its source names {len(rows[0])}")
+        for row, expected in zip(body, rows, strict=True):
+            cells = _cells(row)
+            agree = [cell.startswith(want[:-1]) if want.endswith("…") else cell == want
+                     for cell, want in zip(cells, expected, strict=False)]  # fmt: skip
+            if len(cells) != len(expected) or not all(agree):
+                problems.append(f"{row} should be | {' | '.join(expected)} |")
+    return problems
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_tables_say_what_the_results_say(page: Path) -> None:
+    assert _problems(page.read_text(encoding="utf-8"), every=page == STORY) == []
+
+
+def test_any_changed_digit_is_found() -> None:
+    text = STORY.read_text(encoding="utf-8")
+    places = [
+        table.start() + match.start()
+        for table in TABLE.finditer(text)
+        for match in re.finditer(r"\d", table[0])
+        if table[0].count("\n", 0, match.start()) > 1
+    ]
+    assert len(places) > 50
+    for place in places:
+        changed = text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
+        assert _problems(changed, every=True), text[place - 20 : place + 20]
+
+
+def test_a_table_without_source_or_with_another_row_is_found() -> None:
+    text = STORY.read_text(encoding="utf-8")
+    assert _problems(SOURCE.sub("", text), every=True)
+    table = next(TABLE.finditer(text))
+    last = table[0].splitlines(keepends=True)[-1]
+    assert _problems(text.replace(last, "", 1), every=True)
+    assert _problems("| method | AUC |\n|---|---|\n| csda | 0.8418 |\n", every=False)
+    assert not _problems("| key | value |\n|---|---|\n| `lr` | `0.0128` |\n", every=False)
+
+
+def test_the_story_has_no_figure_outside_its_tables() -> None:
+    text = TABLE.sub("", STORY.read_text(encoding="utf-8"))
+    text = re.sub(r"<!--.*?-->|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL)
+    assert re.findall(r"\d\.\d+|\.\d{2,}", text) == []
+
+
+# --- the files ------------------------------------------------------------------------------------------------------
+
+TABLES = sorted(path.name.removesuffix("_runs.csv") for path in RESULTS.glob("*_runs.csv"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_summary_follows_from_its_runs(name: str) -> None:
+    runs, summary = _read(f"{name}_runs.csv"), _read(f"{name}.csv")
+    assert tuple(summary[0]) == reproduce.COLUMNS
+    assert sum(int(line["seeds"]) for line in summary) == len(runs)
+    for line in summary:
+        own = [run for run in runs if all(run[key] == line[key] for key in ("method", "labels", "split"))]
+        assert len(own) == int(line["seeds"])
+        for figure in ("auc", "mca"):
+            values = [float(run[figure]) for run in own]
+            assert float(line[f"{figure}_mean"]) == pytest.approx(mean(values), abs=2e-5)
+            if len(values) > 1:
+                assert float(line[f"{figure}_std"]) == pytest.approx(stdev(values), abs=2e-5)
+        for figure in ("auc_last20", "mca_last20", "mca_prior"):
+            values = [float(run[figure]) for run in own if run[figure]]
+            assert float(line[f"{figure}_mean"] or 0) == pytest.approx(mean(values or [0]), abs=2e-5)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_difference_follows_from_its_runs(name: str) -> None:
+    runs = _read(f"{name}_runs.csv")
+    for gap in _read(f"{name}_gaps.csv"):
+        budgets = {run["labels"] for run in runs} if gap["labels"] == "all" else {gap["labels"]}
+        own, other = (
+            {
+                (run["labels"], run["seed"]): run
+                for run in runs
+                if (run["method"], run["split"]) == (title, gap["split"]) and run["labels"] in budgets
+            }
+            for title in (gap["method"], gap["reference"])
+        )
+        seeds = {seed for _, seed in own if all((b, seed) in own and (b, seed) in other for b in budgets)}
+        assert len(seeds) == int(gap["seeds"])
+        for figure in ("auc", "mca"):
+            values = [float(own[b, s][figure]) - float(other[b, s][figure]) for b in budgets for s in seeds]
+            assert float(gap[f"{figure}_gap"]) == pytest.approx(mean(values), abs=2e-5)
+            if gap[f"{figure}_low"]:
+                assert float(gap[f"{figure}_low"]) <= mean(values) + 2e-5
+                assert float(gap[f"{figure}_high"]) >= mean(values) - 2e-5
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_its_files_and_they_are_small(name: str) -> None:
+    files = list(RESULTS.glob(f"{name}.*")) + list(RESULTS.glob(f"{name}_*.csv"))
+    assert {f"{name}.csv", f"{name}.md", f"{name}.json", f"{name}_gaps.csv"} <= {file.name for file in files}
+    assert {f"{name}.svg", f"{name}.png"} & {file.name for file in files}
+    assert all(file.stat().st_size < 500_000 for file in files)
+    assert f"`{name}`" in (RESULTS / "README.md").read_text(encoding="utf-8")
