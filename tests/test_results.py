@@ -5,7 +5,8 @@ and how a line becomes a row:
 
     <!-- results/table1.csv [labels=800, method=baseline|csda]: {method} | {auc_mean:.4f} ± {auc_std:.4f} -->
 
-`{100*auc_gap:+.1f}` gives points. A cell that ends in … may go on with any words. A table with measured figures from elsewhere says so:
+`{100*auc_gap:+.1f}` gives points. A cell that ends in … may go on with any words. A table with measured figures from
+elsewhere says so:
 
     <!-- not in results/: where they are from -->
 """
