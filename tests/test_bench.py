@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from csda.bench import bench_data, bench_scale, bench_step, show
+from csda.bench import bench_data, bench_scale, bench_step, keep
 from csda.bench.loader import _draw_files, _Images
 from csda.bench.sessions import make_data, open_session
 from csda.bench.step import count_work, images_trained_on
@@ -50,7 +50,8 @@ def _little_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_step_gives_every_figure(tmp_path: Path, tiny_images: Path) -> None:
-    figures = bench_step(TINY, data=tiny_images, rounds=1, seconds=600)
+    *earlier, figures = bench_step(TINY, data=tiny_images, rounds=1, seconds=600)
+    assert len(earlier) == 5
     step_ms = ("bare_step_ms", "csda_step_ms", "nm_like_step_ms", "loader_step_ms")
     whole = ("streamed_over_resident", "eight_seeds_speedup", "eight_seeds_speedup_csda", "second_start_s")
     assert all(is_figure(figures[name]) for name in (*step_ms, *whole))
@@ -71,12 +72,12 @@ def test_step_gives_every_figure(tmp_path: Path, tiny_images: Path) -> None:
     for step in (figures["bare_step"], figures["csda_step"]):
         assert min(step.values()) > 0
 
-    show(figures, tmp_path / "bench.json")
+    keep(figures, tmp_path / "bench.json")
     assert json.loads((tmp_path / "bench.json").read_text()) == figures
 
 
 def test_parts_are_left_out_after_the_deadline(tmp_path: Path) -> None:
-    figures = bench_step(TINY, parts=["seeds", "loader"], rounds=1, seconds=0.0)
+    *_, figures = bench_step(TINY, parts=["seeds", "loader"], rounds=1, seconds=0.0)
     assert figures["left_out"] == ["seeds", "loader"]
     assert is_figure(figures["csda_step_ms"])
 
@@ -95,11 +96,11 @@ def test_loader_draws_its_own_files_and_augments_them(tmp_path: Path) -> None:
 
 def test_parts_and_settings_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ConfigError, match="'capacty' for method 'csda': did you mean capacity"):
-        bench_step({"capacty": 3})
+        next(bench_step({"capacty": 3}))
     with pytest.raises(ConfigError, match=r"speed is no part of this; choose among loader, start"):
-        bench_step(TINY, parts=["speed"])
+        next(bench_step(TINY, parts=["speed"]))
     with pytest.raises(ConfigError, match="method cannot be set here"):
-        bench_step(TINY | {"method": "vcq"})
+        next(bench_step(TINY | {"method": "vcq"}))
     with pytest.raises(ConfigError, match="resident_share cannot be set here"):
         bench_scale(TINY | {"resident_share": 0.5})
 

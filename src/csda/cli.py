@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -228,10 +229,10 @@ def bench_step(
     out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
 ) -> None:
     """Time a step of each method against the bare step, the device, a loader and several runs at once."""
-    from csda.bench import bench_step, show
+    from csda.bench import bench_step
 
     chosen = _with_preset(settings, preset)
-    show(bench_step(chosen, parts=parts, data=data, rounds=rounds, seconds=seconds), out)
+    _keep_and_show(bench_step(chosen, parts=parts, data=data, rounds=rounds, seconds=seconds), out)
 
 
 @bench_app.command("scale")
@@ -246,7 +247,7 @@ def bench_scale(
     out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
 ) -> None:
     """Time a step against the number of unlabeled images, of classes and of slots in the queue."""
-    from csda.bench import bench_scale, show
+    from csda.bench import bench_scale
 
     figures = bench_scale(
         _with_preset(settings, preset),
@@ -256,7 +257,7 @@ def bench_scale(
         rounds=rounds,
         seconds=seconds,
     )
-    show(figures, out)
+    _keep_and_show([figures], out)
 
 
 @bench_app.command("data")
@@ -265,9 +266,19 @@ def bench_data(
     out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
 ) -> None:
     """Time decoding, a warm start and memory on a folder of images."""
-    from csda.bench import bench_data, show
+    from csda.bench import bench_data
 
-    show(bench_data(data), out)
+    _keep_and_show([bench_data(data)], out)
+
+
+def _keep_and_show(stages: Iterable[dict[str, Any]], out: Path | None) -> None:
+    """Keep figures as they come, so that none is lost, and show all in the end."""
+    from csda.bench import keep, show
+
+    for figures in stages:
+        if out is not None:
+            keep(figures, out)
+    show(figures)
 
 
 def _with_preset(settings: list[str] | None, preset: str | None) -> dict[str, Any]:

@@ -6,6 +6,6 @@ docs/explanation/benchmarks.md says how each figure is measured.
 from csda.bench.data import bench_data
 from csda.bench.scale import bench_scale
 from csda.bench.step import bench_step
-from csda.bench.timing import show
+from csda.bench.timing import keep, show
 
-__all__ = ["bench_data", "bench_scale", "bench_step", "show"]
+__all__ = ["bench_data", "bench_scale", "bench_step", "keep", "show"]

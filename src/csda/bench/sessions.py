@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from csda.bench.timing import Action
 from csda.config import RunConfig
@@ -43,7 +44,8 @@ def open_session(
     file: Path | None = None,
 ) -> Session:
     """A training of the method, ready to step; with a `file` its pixels stay there, otherwise on the device."""
-    gc.collect()  # sessions before this one are circles of references and hold the device's memory
+    if torch.cuda.is_available():
+        gc.collect()  # sessions before this one are circles of references and hold the device's memory
     config = configure_method(method, {**chosen, "resident_share": 1.0 if file is None else 0.0})
     session = Session(config, make_data(config.image_size, classes, unlabeled, file))
     session.begin_epoch(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,12 @@ def bench_step(
     data: Path | None = None,
     rounds: int = 15,
     seconds: float = 120.0,
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
     """The step of `csda` against the bare step, its parts and the device, that of `nm`, then `parts`, by default all.
 
-    `chosen` are settings as `csda train` takes them, the preset among them; `data` is a folder whose files the loader
-    and the processes that are started read. What the deadline of so many `seconds` leaves no time for is named under
-    `left_out`.
+    Gives the figures so far after each part. `chosen` are settings as `csda train` takes them, the preset among them;
+    `data` is a folder whose files the loader and the processes that are started read. What the deadline of so many
+    `seconds` leaves no time for is named under `left_out`.
     """
     parts = parts or PARTS
     if unknown := [part for part in parts if part not in PARTS]:
@@ -59,11 +59,11 @@ def bench_step(
     deadline = Deadline(seconds)
     figures = _measure_csda(chosen, rounds, deadline)
     _measure_method("nm", chosen, figures, rounds, deadline)
-    figures["nm_like_step_ms"] = figures["method_step_ms"]["nm"]
-    left_out = []
+    figures |= {"nm_like_step_ms": figures["method_step_ms"]["nm"], "left_out": []}
+    yield figures
     for part in parts:
         if deadline.passed:
-            left_out.append(part)
+            figures["left_out"].append(part)
         elif part == "loader":
             with tempfile.TemporaryDirectory() as folder:
                 figures["loader_step_ms"] = measure_loader(chosen, Path(folder), data, rounds, deadline)
@@ -75,13 +75,13 @@ def bench_step(
         elif part == "methods":
             for name in [name for name in METHODS if name not in figures["method_step_ms"]]:
                 if deadline.passed:
-                    left_out.append(name)
+                    figures["left_out"].append(name)
                 else:
                     _measure_method(name, chosen, figures, rounds, deadline)
         elif part == "seeds":
             figures["eight_seeds_speedup"] = measure_seeds("baseline", chosen, deadline)
             figures["eight_seeds_speedup_csda"] = measure_seeds("csda", chosen, deadline)
-    return figures | {"left_out": left_out}
+        yield figures
 
 
 def _measure_csda(chosen: Mapping[str, Any], rounds: int, deadline: Deadline) -> dict[str, Any]:

@@ -153,16 +153,19 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def show(figures: Mapping[str, Any], out: Path | None) -> None:
-    """Print figures as a table and, where asked for, keep them as JSON."""
+def keep(figures: Mapping[str, Any], out: Path) -> None:
+    """Write figures as JSON."""
+    out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    """Print figures as a table."""
     table = Table("what", "figure")
     for key, value in figures.items():
         named = value.items() if isinstance(value, Mapping) and not _is_figure(value) else [("", value)]
         for name, each in named:
             table.add_row(": ".join(filter(None, (key.replace("_", " "), name))), _text(each))
     Console().print(table)
-    if out is not None:
-        out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _is_figure(value: Mapping[str, Any]) -> bool:
