@@ -17,6 +17,7 @@ from csda.data.batches import ImagePool, StreamedPool
 from csda.data.parts import free_memory, open_parts
 from csda.data.records import Dataset, Record, Split
 from csda.data.streaming import AHEAD, HostPixels
+from csda.errors import DataError
 
 CPU = torch.device("cpu")
 ARRAY = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), np.uint8)
@@ -25,6 +26,11 @@ ROWS = np.random.default_rng(1).permutation(50)[:40]
 
 def _host() -> HostPixels:
     return HostPixels(ARRAY, ROWS, CPU)
+
+
+def _mapped(folder: Path) -> HostPixels:
+    (folder / "pixels").write_bytes(b"head" + ARRAY.tobytes())
+    return HostPixels(np.memmap(folder / "pixels", np.uint8, "r", offset=4, shape=ARRAY.shape), ROWS, CPU)
 
 
 def _threads() -> list[threading.Thread]:
@@ -52,6 +58,28 @@ def test_all_rows_can_be_loaded_and_some_taken_at_once() -> None:
     assert np.array_equal(host.first(3).load().numpy(), ARRAY[ROWS[:3]])
     assert np.array_equal(host.take(torch.tensor([7, 0, 7])).numpy(), ARRAY[ROWS[[7, 0, 7]]])
     assert HostPixels(ARRAY, ROWS[:0], CPU).load().shape == (0, 8, 8, 3)
+
+
+@pytest.mark.parametrize("how", ["file", "map", "part of a map"])
+def test_mapped_rows_are_those_of_the_file(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "map":
+        monkeypatch.delattr("os.preadv")
+    host = _mapped(tmp_path)
+    if how == "part of a map":
+        host = HostPixels(host.array[1:], ROWS[ROWS > 0] - 1, CPU)
+    (tmp_path / "pixels").unlink()  # another process may clear the cache
+    expected = ARRAY[ROWS] if how != "part of a map" else ARRAY[ROWS[ROWS > 0]]
+    assert np.array_equal(host.load().numpy(), expected)
+    assert np.array_equal(host.take(torch.tensor([7, 0, 7])).numpy(), expected[[7, 0, 7]])
+
+
+def test_a_file_that_is_cut_short_is_named_in_the_loop(tmp_path: Path) -> None:
+    host = _mapped(tmp_path)
+    with (tmp_path / "pixels").open("r+b") as file:
+        file.truncate(4 + 10 * ARRAY[0].nbytes)
+    with pytest.raises(DataError, match=r"pixels was cut short while it was in use; train again"):
+        host.load()
+    assert not _threads()
 
 
 def test_threads_work_ahead_but_not_further_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:

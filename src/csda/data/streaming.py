@@ -8,9 +8,13 @@ place already.
 from __future__ import annotations
 
 import math
+import mmap
+import os
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import cycle
 
 import numpy as np
@@ -19,6 +23,7 @@ import torch
 from torch import Tensor
 
 from csda.data.records import Pixels
+from csda.errors import DataError
 
 AHEAD = 8
 """Batches that are being gathered, or wait for their step; as many as threads that gather."""
@@ -30,12 +35,23 @@ Positions = npt.NDArray[np.int64]
 
 
 class HostPixels:
-    """Images [N, H, W, C] on the host: the `rows` of an array in memory or mapped into it."""
+    """Images [N, H, W, C] on the host: the `rows` of an array in memory or mapped into it.
+
+    What is mapped is read from its file row by row. Through the map, the system would read megabytes around each row
+    that is not in memory yet.
+    """
 
     def __init__(self, array: Pixels, rows: Positions, device: torch.device) -> None:
-        self.array = np.asarray(array)
+        self.array = array
         self.rows = rows
         self.device = device
+        self._file: int | None = None
+        self._name, self._offset = "", 0
+        if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and hasattr(os, "preadv"):
+            self._name, self._offset = str(array.filename), int(array.offset)
+            with suppress(OSError):  # the map outlives a file that another process removed
+                self._file = os.open(self._name, os.O_RDONLY)
+                weakref.finalize(self, os.close, self._file)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -49,7 +65,20 @@ class HostPixels:
 
     def take(self, indices: Tensor) -> Tensor:
         """Pixels [B, H, W, C] on the device, at once: the host waits for the indices and the device for the pixels."""
-        return torch.from_numpy(self.array[self.rows[indices.numpy(force=True)]]).to(self.device)
+        gathered = torch.empty(self._shape(len(indices)), dtype=torch.uint8)
+        self.gather(indices.numpy(force=True), gathered.numpy())
+        return gathered.to(self.device)
+
+    def gather(self, indices: Positions, images: Pixels) -> None:
+        """Write the images at these positions into `images`."""
+        rows = self.rows[indices]
+        if self._file is None:
+            # Any mode but "raise" writes straight into the result.
+            np.take(self.array, rows, axis=0, out=images, mode="clip")
+            return
+        for row, image in zip(rows.tolist(), images, strict=True):
+            if os.preadv(self._file, [image], self._offset + row * image.nbytes) < image.nbytes:
+                raise DataError(f"{self._name} was cut short while it was in use; train again to restore it")
 
     def stream(self, batches: Sequence[Tensor] | Tensor) -> Iterator[Tensor]:
         """Pixels [B, H, W, C] on the device for each batch of indices on the host, none larger than the first.
@@ -65,7 +94,7 @@ class HostPixels:
             for indices, slot in zip(batches, cycle(slots), strict=False):
                 if len(waiting) == len(slots):
                     yield from _deliver(waiting)
-                slot.gather(threads, self.array, self.rows[indices.numpy()])
+                slot.gather(threads, self, indices.numpy())
                 waiting.append(slot)
             while waiting:
                 yield from _deliver(waiting)
@@ -100,12 +129,12 @@ class Slot:
             self._copied, self._used = torch.cuda.Event(blocking=True), torch.cuda.Event()
             self._used.record(torch.cuda.current_stream(device))
 
-    def gather(self, threads: Executor, array: Pixels, rows: Positions) -> None:
+    def gather(self, threads: Executor, source: HostPixels, indices: Positions) -> None:
         """Begin to fill the host's side, once the batch before has left it."""
         if self._copies is not None:
             self._copied.synchronize()
         self._sent = False
-        self._gathered = threads.submit(self._gather, array, rows)
+        self._gathered = threads.submit(self._gather, source, indices)
 
     @property
     def gathered(self) -> bool:
@@ -134,10 +163,9 @@ class Slot:
         if self._copies is not None:
             self._used.record(torch.cuda.current_stream(self._device.device))
 
-    def _gather(self, array: Pixels, rows: Positions) -> int:
-        # Any mode but "raise" writes straight into the slot.
-        np.take(array, rows, axis=0, out=self._host[: len(rows)].numpy(), mode="clip")
-        return len(rows)
+    def _gather(self, source: HostPixels, indices: Positions) -> int:
+        source.gather(indices, self._host[: len(indices)].numpy())
+        return len(indices)
 
 
 def _deliver(waiting: deque[Slot]) -> Iterator[Tensor]:
