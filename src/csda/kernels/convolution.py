@@ -476,7 +476,8 @@ def run_blocks(
 
     `parameters` are weight, bias, γ and β of each block; `norms` give the running statistics, and whether to train.
     """
-    normalized: Tensor = _Blocks.apply(inputs, norms, dtype, *parameters)
+    with torch.cuda.device_of(inputs):
+        normalized: Tensor = _Blocks.apply(inputs, norms, dtype, *parameters)
     return normalized
 
 

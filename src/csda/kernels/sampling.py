@@ -133,7 +133,8 @@ def weak(pixels: Tensor, draws: Tensor, rotation: float, translation: float, fli
     """
     views, (height, width, channels) = _views(pixels, dtype)
     grid = (len(pixels), triton.cdiv(height * width, BLOCK))
-    _weak[grid](pixels, draws, views, rotation, translation, height, width, channels, flip, BLOCK, num_warps=4)
+    with torch.cuda.device_of(pixels):
+        _weak[grid](pixels, draws, views, rotation, translation, height, width, channels, flip, BLOCK, num_warps=4)
     return views
 
 
@@ -142,9 +143,10 @@ def strong(
 ) -> Tensor:
     """Like `weak`, with changes of colour and a cut-out; `draws` [B, 12]."""
     views, (height, width, channels) = _views(pixels, dtype)
-    _strong[(len(pixels),)](
-        pixels, draws, views, rotation, translation, height, width, channels, flip, BLOCK, num_warps=8
-    )
+    with torch.cuda.device_of(pixels):
+        _strong[(len(pixels),)](
+            pixels, draws, views, rotation, translation, height, width, channels, flip, BLOCK, num_warps=8
+        )
     return views
 
 

@@ -75,6 +75,7 @@ def _fusible(blocks: Sequence[nn.Module], values: Tensor) -> bool:
         and all(norm.training == norms[0].training for norm in norms)
         and (norms[0].training or not learns)
         and len(values) > 1
+        and max(8, values.shape[1]) * values[:, 0].numel() < 2**31  # the kernels count elements in 32 bits
         and not (values.requires_grad and values.shape[1] < _CHANNELS[0])
     )
 
