@@ -52,7 +52,7 @@ def test_examples_in_docstrings():
     st.sampled_from([0.0, 0.5, 0.95]),
     st.sampled_from(["label", "prediction"]),
     st.sampled_from(["replace", "ema"]),
-    st.sampled_from(["adaptive", 1.0, 0.5]),
+    st.sampled_from(["adaptive", "unlabeled", 1.0, 0.5]),
 )
 def test_sequence_of_updates(case: Case, started: bool, momentum: float, condition: Any, absent: Any, temperature: Any):
     with case.default_dtype():
@@ -78,8 +78,7 @@ def test_sequence_of_updates(case: Case, started: bool, momentum: float, conditi
     torch.testing.assert_close(aligned.sum(-1), torch.ones(8, dtype=case.dtype))
     for name in STATE:  # align from the very same numbers, since a division by the least divisor magnifies rounding
         setattr(expected, name, getattr(actual, name).tolist())
-    constant = None if temperature == "adaptive" else temperature
-    wanted = torch.tensor([expected.align(q, constant, 0.1) for q in probs.tolist()], dtype=torch.float64)
+    wanted = torch.tensor([expected.align(q, temperature, 0.1) for q in probs.tolist()], dtype=torch.float64)
     torch.testing.assert_close(aligned.double(), wanted, **case.tolerance)
 
 

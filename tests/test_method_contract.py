@@ -20,6 +20,7 @@ PARTS = [{"align": align, "queue": queue} for align in ("none", "da", "csda") fo
 WITH_PARTS = ("self-train", "fixmatch", "glm", "nm", "bis")
 READINGS: list[dict[str, Any]] = [
     {"temperature": "adaptive"},
+    {"temperature": "unlabeled"},
     {"temperature": 0.5, "gamma": 2.0, "delta": 1.0},
     {"refresh": "epoch", "order": "train_first", "teacher_update": "epoch"},
     {"order": "train_first"},

@@ -23,7 +23,8 @@ class ClassMarginals(nn.Module):
     Args:
         num_classes: n.
         momentum: ω.
-        temperature: "adaptive" for Eq. (14), or the same number for every class; 1 switches tempering off.
+        temperature: "adaptive" for Eq. (14), "unlabeled" for the same with c^u in the place of c^x, which grows as the
+            labels are memorised, or one number for every class; 1 switches tempering off.
             It applies when aligning and is never written back into `labeled`.
         temperature_floor: the least that Eq. (14) may give.
         condition: what row i of `labeled` is the mean over: labeled samples whose "label" is i, as in the paper, or
@@ -60,7 +61,7 @@ class ClassMarginals(nn.Module):
         self,
         num_classes: int,
         momentum: float = 0.95,
-        temperature: float | Literal["adaptive"] = "adaptive",
+        temperature: float | Literal["adaptive", "unlabeled"] = "adaptive",
         temperature_floor: float = 0.0,
         *,
         condition: Literal["label", "prediction"] = "label",
@@ -156,6 +157,8 @@ class ClassMarginals(nn.Module):
         """Eq. (14). T [n], or the constant that stands in its place."""
         if self.temperature == "adaptive":
             return temperatures(self.labeled_confidence, self.temperature_floor)
+        if self.temperature == "unlabeled":
+            return temperatures(self.unlabeled_confidence, self.temperature_floor)
         return torch.full_like(self.labeled_confidence, self.temperature)
 
     def _class_means(self, probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ def test_every_setting_of_a_method_has_a_line(name: str) -> None:
         ("glm", "layers", "[0, 2, 4]", "[whole number, …]"),
         ("lsse", "lr", "0.0001", "number"),
         ("csda", "lr_decay_at", "[0.195, 0.488]", "[number, …]"),
-        ("csda", "temperature", "1", "adaptive | number"),
+        ("csda", "temperature", "1", "adaptive | unlabeled | number"),
         ("fixmatch", "soft", "false", "true | false"),
         ("nm", "source", "–", "text"),
     ],

@@ -57,9 +57,13 @@ class ClassMarginals:
             confidences[i] = ema(self.unlabeled_confidence[i], confidence, momentum)
         self.unlabeled, self.unlabeled_confidence = rows, confidences
 
-    def align(self, q: Vector, temperature: float | None, lowest: float = 0.0) -> Vector:
+    def align(self, q: Vector, temperature: float | str, lowest: float = 0.0) -> Vector:
         tempered = []
         for i in range(self.n):
-            T = alignment.temperature(self.labeled_confidence[i], lowest) if temperature is None else temperature
+            confidences = {"adaptive": self.labeled_confidence, "unlabeled": self.unlabeled_confidence}
+            if isinstance(temperature, str):
+                T = alignment.temperature(confidences[temperature][i], lowest)
+            else:
+                T = temperature
             tempered.append(alignment.temper(self.labeled[i], T))
         return alignment.align(q, tempered, self.unlabeled)
