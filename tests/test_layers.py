@@ -14,6 +14,7 @@ import csda
 
 LAYERS = (
     ("errors", "kernels", "alignment", "losses", "metrics", "progress"),
+    ("ranks",),
     ("marginals", "condition_queue", "models", "data", "config"),
     ("methods", "evaluate", "runs", "engine"),
     ("session",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,6 +68,8 @@ def train(
         resume=resume,
         reporter=choose_reporter(quiet),
     )
+    if os.environ.get("RANK", "0") != "0":  # of several processes the first one reports
+        return
     report = write_report(run.folder)
     _print(run_table(run))
     print(f"Report: {report}")
@@ -293,18 +296,25 @@ def _print(content: object) -> None:
     Console().print(content)
 
 
+def _say(text: str) -> None:
+    """Why the command stops; of several processes that stop together, one says it."""
+    ranks = sys.modules.get("csda.ranks")
+    if ranks is None or ranks.speaks():
+        print(text, file=sys.stderr)
+
+
 def main() -> None:
     """Run the command line: 2 for a mistake that the user can mend, 130 after Ctrl-C."""
     try:
         app()
     except CsdaError as error:
-        print(f"csda: {error}", file=sys.stderr)
+        _say(f"csda: {error}")
         sys.exit(2)
     except (KeyboardInterrupt, SystemExit) as ending:
         if isinstance(ending, SystemExit) and ending.code != 130:  # what typer makes of Ctrl-C
             raise
         way_on = "a training goes on with --resume and its folder as --out, a grid with the same command"
-        print(f"\ncsda: interrupted; {way_on}", file=sys.stderr)
+        _say(f"\ncsda: interrupted; {way_on}")
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)

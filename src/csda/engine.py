@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from csda import kernels
 from csda.errors import ConfigError
+from csda.ranks import Ranks
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -103,8 +104,8 @@ class Output(Protocol):
 Compute = Callable[..., Output]
 
 
-def choose_device(name: str) -> torch.device:
-    """The device by its name; `auto` is a GPU where there is one."""
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+    """The device by its name; `auto` is a GPU where there is one, and processes of one machine take one GPU each."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -113,6 +114,10 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device = {name!r} is unknown; give auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device = {name!r} is not available here; give auto or cpu")
+    if device.type == "cuda" and device.index is None and local_rank is not None:
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(f"GPU {local_rank} does not exist here; start one process for each, or give device=cpu")
+        device = torch.device("cuda", local_rank)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device = {name!r} does not exist; there are {torch.cuda.device_count()}, counted from 0")
     return device
@@ -165,6 +170,7 @@ class Engine:
         generator: the one source of randomness of a step; None is torch's own.
         capture: whether to use a CUDA graph; without a GPU steps are always eager.
         own_kernels: whether to use hand-written kernels, which need a GPU, too.
+        ranks: processes that compute the same loss together, over which gradients are averaged.
     """
 
     def __init__(
@@ -176,6 +182,7 @@ class Engine:
         generator: torch.Generator | None = None,
         capture: bool = True,
         own_kernels: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.device = device
@@ -183,6 +190,7 @@ class Engine:
         self.generator = generator
         self.capture = capture and device.type == "cuda"
         self.own_kernels = own_kernels
+        self.ranks = ranks or Ranks()
         self.remark: str | None = None
         """Why steps are eager although a graph was wanted."""
         self._programs: dict[Compute, _Program] = {}
@@ -228,12 +236,17 @@ class Engine:
         with half, kernels.allowed(self.own_kernels):
             output = compute(*inputs)
         output.loss.backward()
+        self.ranks.average(self._gradients())
         self.optimizer.step()
         values = {"loss": output.loss.detach(), **output.logs}
         figures = torch.stack([*values.values(), torch.ones_like(output.loss)]).double()
         if program.sums is None:
             program.names, program.sums = tuple(values), torch.zeros_like(figures)
         program.sums.add_(figures)
+
+    def _gradients(self) -> list[Tensor]:
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     def _try_capture(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
         program.inputs = tuple(value.clone() for value in inputs)

@@ -42,6 +42,7 @@ from csda.methods.base import StepOutput, Task
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.progress import Reporter, format_duration
+from csda.ranks import Ranks
 from csda.runs import Run, SplitRow, explained
 
 _INITIAL_WEIGHTS = threading.Lock()
@@ -96,10 +97,13 @@ def prepare_data(config: RunConfig, run: Run | None, reporter: Reporter) -> Prep
 
 
 class Session:
-    """What a training holds while it runs: data on the device, model, method, optimiser."""
+    """What a training holds while it runs: data on the device, model, method, optimiser.
 
-    def __init__(self, config: RunConfig, data: PreparedData) -> None:
-        self.config, self.data = config, data
+    Of several `ranks` each has a session; all do the same, and the first one writes.
+    """
+
+    def __init__(self, config: RunConfig, data: PreparedData, ranks: Ranks | None = None) -> None:
+        self.config, self.data, self.ranks = config, data, ranks or Ranks()
         dataset, split = data.dataset, data.split
         self.labeled_labels = data.encode(split.labeled)
         self.val_labels, self.test_labels = data.encode(split.val), data.encode(split.test)
@@ -108,7 +112,7 @@ class Session:
         )
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.device = choose_device(config.device)
+        self.device = choose_device(config.device, self.ranks.local_rank)
         self.parts = open_parts(
             dataset,
             data.pixels,
@@ -150,6 +154,8 @@ class Session:
             encoder = build_encoder(config.backbone, config.image_size, self.task.channels, config.dropout)
             self.method = build_method(config.method, self.task, config.method_settings).to(self.device)
             model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains)
+        if not self.ranks.alone:
+            model.share(self.ranks)
         # Pixels lie in memory as rows of colours, and convolutions are faster when activations do, too.
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._start_engine()
@@ -169,6 +175,7 @@ class Session:
             generator=generator,
             capture=self.config.cuda_graph,
             own_kernels=self.config.kernels,
+            ranks=self.ranks,
         )
 
     def create_run(self, folder: Path) -> Run:
@@ -183,7 +190,7 @@ class Session:
 
     def restore(self, run: Run) -> tuple[list[dict[str, Any]], int]:
         """Take up the checkpoint, if there is one: the epochs' figures so far, and which epoch was best."""
-        state = run.load_checkpoint()
+        state, rows = self.ranks.from_first(lambda: (run.load_checkpoint(), run.metrics))
         if state is None:
             return [], 0
         self.model.load_state_dict(state["model"])
@@ -192,11 +199,14 @@ class Session:
         restore_optimizer(self.optimizer, state["optimizer"])
         # The file of the best model may be ahead of the checkpoint.
         self._best = state["best_weights"]
-        self._write_best(run)
-        return run.metrics[: state["epoch"]], state["best"]
+        if self.ranks.first:
+            self._write_best(run)
+        return rows[: state["epoch"]], state["best"]
 
     def save(self, run: Run, epoch: int, best: int) -> None:
         """The best model and then the checkpoint: all that the next epoch depends on, since each epoch seeds itself."""
+        if not self.ranks.first:
+            return
         if not self._best_is_written:
             self._write_best(run)
         run.save_checkpoint(
@@ -240,7 +250,7 @@ class Session:
         durations = []
         for inputs in islice(rehearsal.sample(1), 8):
             durations.append(_seconds(rehearsal.engine.step, rehearsal.step, *inputs))
-            if sum(durations) > 0.5:
+            if self.ranks.from_first(lambda: sum(durations) > 0.5):
                 break
         val = parts.val.first(size)
         evaluated = (len(parts.val) + len(parts.test) + len(parts.unlabeled)) / len(val)
@@ -327,7 +337,7 @@ class Session:
     ) -> tuple[list[list[str]], list[list[str]], dict[str, Any]]:
         """Predictions, pseudo-labels and the result, all at the epoch of best validation AUC."""
         dataset, split = self.data.dataset, self.data.split
-        arrays = run.epoch_arrays(best)
+        arrays = self.ranks.from_first(lambda: run.epoch_arrays(best))
         predictions = [
             [record.id, part, label_text(record.label, dataset.classes), self._choice(probs), *_digits(probs)]
             for part, records in (("val", split.val), ("test", split.test))
@@ -385,6 +395,7 @@ class Session:
             else platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
+            "processes": self.ranks.size,
             "dataset": dataset.name,
             "classes": list(dataset.classes),
             "multi_label": dataset.multi_label,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from csda.errors import ConfigError, RunError
 from csda.methods import METHODS
 from csda.models.backbones import build_encoder
 from csda.progress import Reporter, choose_reporter
+from csda.ranks import Ranks, joined_ranks
 from csda.runs import Run, require_unused
 from csda.session import EventWriter, Session, prepare_data
 
@@ -36,7 +38,8 @@ def train(
     """Train a classifier and return its run, the folder `out` with model, predictions and history.
 
     `data` is a folder of images, or None for the drawn set `synthetic`; `settings` are further settings by name, as
-    `--set` takes them. With `resume`, a run that was interrupted goes on where its last epoch ended.
+    `--set` takes them. With `resume`, a run that was interrupted goes on where its last epoch ended. Processes that
+    `torchrun` started train one run together.
     """
     choices = {"data": data, "method": method, "preset": preset, "labels": labels, "seed": seed}
     chosen = {
@@ -48,29 +51,23 @@ def train(
     chosen |= settings
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    with reporter or choose_reporter(quiet=False) as reporter:
-        if resume and out is not None and (Path(out) / "config.toml").is_file():
-            run = Run(out)
-            config = configure(_flat(run.settings, chosen) | chosen)
-            run.check_config(config)
-            if run.finished:
-                reporter.note(f"{run.folder}: this run has already finished")
-                return run
-            if run.begun:
-                with run.held():
-                    prepared = prepare_data(config, run, reporter)
-                    with CROWD.member():
-                        return fit(Session(config, prepared), run, reporter)
-        else:
-            config = configure(chosen)
-        folder = Path(out) if out is not None else unused_folder(config)
-        require_unused(folder)
-        require_possible(config)
+    with joined_ranks() as ranks, _voice(reporter, ranks) as reporter:
+        run, config = ranks.from_first(lambda: _take_up(out if resume else None, chosen))
+        if run is not None and run.finished:
+            reporter.note(f"{run.folder}: this run has already finished")
+            return run
+        require_possible(config, ranks)
+        if run is not None:
+            with run.held() if ranks.first else nullcontext():
+                prepared = prepare_data(config, run, reporter)
+                with CROWD.member():
+                    return fit(Session(config, prepared, ranks), run, reporter)
+        folder = ranks.from_first(lambda: _new_folder(out, config))
         prepared = prepare_data(config, None, reporter)
         with CROWD.member():
-            session = Session(config, prepared)
-            run = session.create_run(folder)
-            with run.held():
+            session = Session(config, prepared, ranks)
+            run = ranks.from_first(lambda: session.create_run(folder))
+            with run.held() if ranks.first else nullcontext():
                 return fit(session, run, reporter)
 
 
@@ -93,9 +90,17 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def require_possible(config: RunConfig) -> None:
+def require_possible(config: RunConfig, ranks: Ranks) -> None:
     """Refuse a device or a network that cannot be had, before images are decoded for it."""
-    choose_device(config.device)
+    choose_device(config.device, ranks.local_rank)
+    batches = {"batch_size": config.batch_size}
+    if METHODS[config.method].uses_unlabeled:
+        batches["unlabeled_batch_size"] = config.unlabeled_batch_size
+    for name, size in batches.items():
+        if ranks.size > size:
+            raise ConfigError(
+                f"{name} = {size} is too small for {ranks.size} processes, which share a batch; start fewer of them"
+            )
     with torch.device("meta"):
         build_encoder(config.backbone, config.image_size, channels=3, dropout=config.dropout)
 
@@ -103,10 +108,11 @@ def require_possible(config: RunConfig) -> None:
 def fit(session: Session, run: Run, reporter: Reporter) -> Run:
     """The loop: epochs of steps, each epoch scored, written and, from time to time, checkpointed."""
     config, parts, model, method, engine = session.config, session.parts, session.model, session.method, session.engine
+    first = session.ranks.first
     rows, best = session.restore(run)
     if len(rows) < config.epochs:
         reporter.note(session.announce(run, len(rows)))
-    writer = EventWriter(run.folder, len(rows)) if config.tensorboard else None
+    writer = EventWriter(run.folder, len(rows)) if config.tensorboard and first else None
     reporter.begin(config.epochs, config.steps_per_epoch, len(rows))
     saved = time.monotonic()
     for epoch in range(len(rows) + 1, config.epochs + 1):
@@ -126,7 +132,8 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         row["seconds"] = time.perf_counter() - started
         if not np.isfinite([row["loss"], arrays["val_probs"].sum()]).all():
             raise RunError(f"the loss is not finite in epoch {epoch}; give a lower lr than {config.lr}, another --out")
-        run.write_epoch(row, arrays, rows)
+        if first:
+            run.write_epoch(row, arrays, rows)
         rows.append(row)
         if best == 0 or row["val_auc"] > rows[best - 1]["val_auc"]:
             best = epoch
@@ -141,7 +148,10 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         reporter.note(engine.remark)
     if writer is not None:
         writer.close()
-    run.finish(config.epochs, *session.conclusions(run, rows, best))
+    conclusions = session.conclusions(run, rows, best)
+    if not first:
+        return run
+    run.finish(config.epochs, *conclusions)
     return Run(run.folder)
 
 
@@ -150,6 +160,27 @@ def unused_folder(config: RunConfig) -> Path:
     name = f"{Path(config.data).name or 'images'}-{config.method}-{config.seed}"
     candidates = (Path("runs") / (name if count == 1 else f"{name}-{count}") for count in itertools.count(1))
     return next(folder for folder in candidates if not folder.exists())
+
+
+def _voice(reporter: Reporter | None, ranks: Ranks) -> Reporter:
+    """Of several processes the first one reports."""
+    return (reporter or choose_reporter(quiet=False)) if ranks.first else Reporter()
+
+
+def _new_folder(out: str | Path | None, config: RunConfig) -> Path:
+    folder = Path(out) if out is not None else unused_folder(config)
+    require_unused(folder)
+    return folder
+
+
+def _take_up(out: str | Path | None, chosen: Mapping[str, Any]) -> tuple[Run | None, RunConfig]:
+    """The run to go on with, if `out` holds one that has begun, and the configuration."""
+    if out is None or not (Path(out) / "config.toml").is_file():
+        return None, configure(chosen)
+    run = Run(out)
+    config = configure({**_flat(run.settings, chosen), **chosen})
+    run.check_config(config)
+    return run if run.begun else None, config
 
 
 def _flat(config: RunConfig, chosen: Mapping[str, Any]) -> dict[str, Any]:

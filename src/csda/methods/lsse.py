@@ -54,7 +54,7 @@ class LSSE(Method):
         self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
     ) -> StepOutput:
         images = torch.cat((labeled.weak(), unlabeled.weak()))
-        mean = model.student(images).float()
+        mean = model.ranks.map(model.student, images).float()
         log_variance = self.log_variance(mean).float().clamp(-10.0, 10.0)
         noise = torch.randn(mean.shape, device=mean.device, generator=self.generator)
         latent = mean + torch.exp(0.5 * log_variance) * noise

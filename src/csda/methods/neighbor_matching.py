@@ -55,7 +55,7 @@ class NeighborMatching(SelfTraining):
     def guess(
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
-        features = model.teacher(torch.cat((labeled_images, unlabeled.weak()))).float()
+        features = model.ranks.map(model.teacher, torch.cat((labeled_images, unlabeled.weak()))).float()
         probs = self.probabilities(model.head(features).float())
         labeled_features, unlabeled_features = features.split((len(targets), len(unlabeled)))
         labeled_probs, unlabeled_probs = probs.split((len(targets), len(unlabeled)))
@@ -63,7 +63,7 @@ class NeighborMatching(SelfTraining):
         return labeled_probs, self.propagate(unlabeled_features, unlabeled_probs)
 
     def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
-        features = model.teacher(images).float()
+        features = model.ranks.map(model.teacher, images).float()
         probs = self.propagate(features, self.probabilities(model.head(features).float()))
         return probs, self.refinement.align(probs)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from csda.ranks import Ranks
+
 
 class Dropout(nn.Module):
     """Zeroes values at random with probability `rate` while training, and scales the others up.
 
-    `generator` is where the draws come from; None is torch's own.
+    `generator` is where the draws come from; None is torch's own. With several processes each of them draws for all
+    samples of a batch and takes its part, so that their generators stay in step.
     """
 
     generator: torch.Generator | None = None
@@ -17,12 +20,14 @@ class Dropout(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
+        self.ranks = Ranks()
 
     def forward(self, values: Tensor) -> Tensor:
         if not self.training or self.rate == 0.0:
             return values
-        kept = torch.empty_like(values).bernoulli_(1.0 - self.rate, generator=self.generator)
-        return values * kept.div_(1.0 - self.rate)
+        kept = values.new_empty(self.ranks.count or len(values), *values.shape[1:])
+        kept.bernoulli_(1.0 - self.rate, generator=self.generator).div_(1.0 - self.rate)
+        return values * self.ranks.part(kept)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from csda.models.alexnet import FEATURES
+from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.dropout import Dropout
+from csda.ranks import Ranks
 
 
 def probabilities(logits: Tensor, multi_label: bool) -> Tensor:
@@ -31,24 +33,23 @@ class TwoStream(nn.Module):
         self.teacher = deepcopy(encoder).requires_grad_(False)
         self.head = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, num_outputs))
         self.teacher_trains = teacher_trains
+        self.ranks = Ranks()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the student: what is trained, and what predicts in the end."""
-        logits: Tensor = self.head(self.student(images))
-        return logits
+        return self.ranks.map(lambda part: self.head(self.student(part)), images)
 
     @torch.no_grad()
     def teach(self, images: Tensor) -> Tensor:
         """Logits of the teacher, from which pseudo-labels are made."""
-        logits: Tensor = self.head(self.teacher(images))
-        return logits
+        return self.ranks.map(lambda part: self.head(self.teacher(part)), images)
 
     @torch.no_grad()
     def guess(self, images: Tensor) -> Tensor:
         """Logits of the student as it would predict: evaluation mode, no gradient."""
         training = self.student.training
         self.student.eval()
-        logits: Tensor = self.head(self.student(images))
+        logits: Tensor = self(images)
         self.student.train(training)
         return logits
 
@@ -73,6 +74,16 @@ class TwoStream(nn.Module):
         for module in self.modules():
             if isinstance(module, Dropout):
                 module.generator = generator
+
+    def share(self, ranks: Ranks) -> None:
+        """Let several processes pass a part of the images each, in the place of all passing all of them."""
+        self.ranks = ranks
+        for module in list(self.modules()):
+            if isinstance(module, Dropout):
+                module.ranks = ranks
+            for name, child in module.named_children():
+                if isinstance(child, nn.BatchNorm2d):
+                    setattr(module, name, SharedBatchNorm2d(child, ranks))
 
     @staticmethod
     def _state(encoder: nn.Module) -> list[Tensor]:

@@ -1,0 +1,49 @@
+"""Trainings in float64, in which several processes and one can be told apart from rounding; as a program, `csda`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from csda import session
+from csda.cli import main
+from tiny import train_tiny
+
+
+def use_double() -> None:
+    """Weights are made in the default dtype, and what is brought to float32 is meant to be as wide as they are."""
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+
+
+def train_all(images: Path, out: Path, cases: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> None:
+    """Train a case after the other, each in a folder of its number; `environment` is what torchrun would set."""
+    os.environ |= environment
+    use_double()
+    session.Session._epoch_seconds = lambda held: 1.0  # type: ignore[method-assign]
+    for number, case in enumerate(cases):
+        train_tiny(images, out / str(number), **case)
+
+
+def die_in_epoch(epoch: int) -> None:
+    begin = session.Session.begin_epoch
+
+    def begin_or_die(held: session.Session, number: int) -> float:
+        if number == epoch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return begin(held, number)
+
+    session.Session.begin_epoch = begin_or_die  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    use_double()
+    if os.environ.get("RANK") == sys.argv.pop(1):
+        die_in_epoch(3)
+    main()
