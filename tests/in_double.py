@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,18 @@ def train_all(images: Path, out: Path, cases: Sequence[Mapping[str, Any]], envir
 
 
 def die_in_epoch(epoch: int) -> None:
-    begin = session.Session.begin_epoch
+    """After its first step, which all processes make together."""
+    sample = session.Session.sample
 
-    def begin_or_die(held: session.Session, number: int) -> float:
-        if number == epoch:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return begin(held, number)
+    def sample_and_die(
+        held: session.Session, number: int, *, labels_only: bool = False
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        for step, inputs in enumerate(sample(held, number, labels_only=labels_only)):
+            if (number, step) == (epoch, 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield inputs
 
-    session.Session.begin_epoch = begin_or_die  # type: ignore[method-assign]
+    session.Session.sample = sample_and_die  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":

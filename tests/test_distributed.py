@@ -6,25 +6,26 @@ import multiprocessing
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
+from csda.engine import choose_device
 from csda.errors import ConfigError
 from csda.methods import METHODS
 from csda.models.backbones import BACKBONES, build_encoder
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.two_stream import TwoStream
+from csda.progress import Reporter
 from csda.ranks import Ranks
 from csda.runs import Run
 from csda.training import configure, require_possible
 from in_double import train_all
-from tiny import arguments
+from tiny import LABELS, arguments, train_tiny
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["in_double", "csda.data.folder", "torch._dynamo", "torch.distributed.nn"])
@@ -38,18 +39,18 @@ SIZES: dict[str, Any] = {
 }
 """None of them can be halved."""
 QUEUE: dict[str, Any] = {"capacity": 13, "refresh_batch_size": 15}
-CASES: dict[str, dict[str, Any]] = {
-    **{name: {"method": name, "dropout": 0.0} for name in METHODS},
-    "csda with dropout": {"dropout": 0.5},
-    "csda by epoch": {
+CASES: tuple[dict[str, Any], ...] = (
+    *({"method": name, "dropout": 0.0} for name in METHODS),
+    {"dropout": 0.5},
+    {
         "dropout": 0.0,
         "refresh": "epoch",
         "order": "train_first",
         "teacher_update": "epoch",
         "temperature": "adaptive",
     },
-    "two passes, a training teacher": {"dropout": 0.0, "passes": "two", "teacher_mode": "train"},
-}
+    {"dropout": 0.0, "passes": "two", "teacher_mode": "train"},
+)
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -68,38 +69,145 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def folders(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """All cases, trained by one process and by two."""
-    alone, together = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("together")
-    cases = []
-    for case in CASES.values():
-        own = METHODS[case.get("method", "csda")].settings.model_fields
-        cases.append(SIZES | {key: value for key, value in QUEUE.items() if key in own} | case)
+def _train(images: Path, out: Path, cases: Sequence[dict[str, Any]], size: int) -> None:
+    """Train all cases in so many processes; 0 is one that nobody told of others."""
     port = _free_port()
-    work = [(alone, {}), *((together, _environment(rank, 2, port)) for rank in range(2))]
-    processes = [PROCESSES.Process(target=train_all, args=(tiny_images, out, cases, env)) for out, env in work]
+    environments = [_environment(rank, size, port) for rank in range(size)] or [{}]
+    processes = [PROCESSES.Process(target=train_all, args=(images, out, cases, each)) for each in environments]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
         assert process.exitcode == 0
-    return alone, together
 
 
-def _assert_same(run: Run, other: Run) -> None:
-    np.testing.assert_allclose(run.predictions.probs, other.predictions.probs, rtol=0, atol=1e-8)
+def _assert_same(run: Run, other: Run, case: str) -> None:
+    np.testing.assert_allclose(run.predictions.probs, other.predictions.probs, rtol=0, atol=1e-8, err_msg=case)
     assert run.predictions.ids == other.predictions.ids
     assert run.history.keys() == other.history.keys()
     for name, values in run.history.items():
-        np.testing.assert_allclose(values, other.history[name], rtol=0, atol=1e-8, err_msg=name)
+        np.testing.assert_allclose(values, other.history[name], rtol=0, atol=1e-8, err_msg=f"{case}: {name}")
     for row, its in zip(run.metrics, other.metrics, strict=True):
-        assert row | {"seconds": 0} == pytest.approx(its | {"seconds": 0}, rel=0, abs=1e-8)
+        assert row | {"seconds": 0} == pytest.approx(its | {"seconds": 0}, rel=0, abs=1e-8), case
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes_train_what_one_does(case: str, folders: tuple[Path, Path]) -> None:
-    alone, together = (Run(folder / str(list(CASES).index(case))) for folder in folders)
-    assert together.environment["processes"] == 2
-    assert alone.history["test_probs"].dtype == np.float64
-    _assert_same(together, alone)
+def test_two_processes_train_what_one_does(tiny_images: Path, tmp_path: Path) -> None:
+    cases = []
+    for case in CASES:
+        own = METHODS[case.get("method", "csda")].settings.model_fields
+        cases.append(SIZES | {key: value for key, value in QUEUE.items() if key in own} | case)
+    _train(tiny_images, tmp_path / "alone", cases, 0)
+    _train(tiny_images, tmp_path / "together", cases, 2)
+    for number, case in enumerate(CASES):
+        alone, together = (Run(tmp_path / name / str(number)) for name in ("alone", "together"))
+        assert (alone.environment["processes"], together.environment["processes"]) == (1, 2)
+        assert alone.history["test_probs"].dtype == np.float64
+        _assert_same(together, alone, str(case))
+
+
+def _torchrun(*command: str) -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run([*run, *command], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tiny_images: Path, tmp_path: Path) -> None:
+    program, out, victim = str(Path(__file__).with_name("in_double.py")), tmp_path / "run", "0"
+    settings = SIZES | QUEUE | {"dropout": 0.0, "checkpoint_seconds": 0, "tensorboard": "false"}
+    died = _torchrun(program, victim, *arguments(tiny_images, out, settings))
+    assert died.returncode == 1
+    [message] = [line for line in died.stderr.splitlines() if line.startswith("csda: ")]
+    assert message == (
+        "csda: stopped, since another process of this training ended or all were told to; "
+        "it goes on with --resume and its folder as --out, on any number of processes"
+    )
+    # What the first process prints, and it alone.
+    assert died.stdout.count("epoch 1/3") == died.stdout.count("epoch 2/3") == 1
+    assert "epoch 3/3" not in died.stdout
+    assert len(Run(out).metrics) == 2
+
+    resume = [sys.executable, program, "none", "train", "--out", str(out), "--resume"]
+    resumed = subprocess.run(resume, capture_output=True, text=True, timeout=120, check=False)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert "epoch 3/3" in resumed.stdout
+    assert "epoch 2/3" not in resumed.stdout
+    _train(tiny_images, tmp_path / "whole", [SIZES | QUEUE | {"dropout": 0.0}], 0)
+    _assert_same(Run(out), Run(tmp_path / "whole" / "0"), "resumed")
+
+
+def test_a_mistake_is_told_once(tiny_images: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    refused = _torchrun("-m", "csda", *arguments(tiny_images, tmp_path, {}))
+    assert refused.returncode == 1
+    assert [line for line in refused.stderr.splitlines() if line.startswith("csda: ")] == [
+        f"csda: {tmp_path}: not empty, and no run; give another --out"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "chosen", "message"),
+    [
+        ("csda", {"batch_size": 3}, "batch_size = 3 is too small for 4 processes"),
+        ("csda", {"batch_size": 4, "unlabeled_batch_size": 2}, "unlabeled_batch_size = 2 is too small for 4 processes"),
+        ("baseline", {"batch_size": 4, "unlabeled_batch_size": 2}, None),
+    ],
+)
+def test_more_processes_than_images_in_a_batch_are_refused(
+    method: str, chosen: dict[str, int], message: str | None
+) -> None:
+    config = configure({"method": method, "labels": LABELS} | chosen)
+    if message is None:
+        require_possible(config, Ranks(0, 4, 0))
+    else:
+        with pytest.raises(ConfigError, match=message):
+            require_possible(config, Ranks(0, 4, 0))
+
+
+def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("auto", 1) == torch.device("cuda:1")
+    assert choose_device("cuda:0", 1) == torch.device("cuda:0")
+    assert choose_device("cpu", 1) == torch.device("cpu")
+    with pytest.raises(ConfigError, match="GPU 2 does not exist here; start one process for each"):
+        choose_device("auto", 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_parts_are_all_samples_in_order(size: int) -> None:
+    for count in (0, 1, 7, 10):
+        spans = [Ranks(rank, size, rank).span(count) for rank in range(size)]
+        assert [row for span in spans for row in range(count)[span]] == list(range(count))
+        lengths = [span.stop - span.start for span in spans]
+        assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_shared_networks_keep_names_and_weights(backbone: str) -> None:
+    model = TwoStream(build_encoder(backbone, 32, 3, dropout=0.0), 3)
+    before = model.state_dict()
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    model.share(Ranks(0, 2, 0))
+    assert any(isinstance(module, SharedBatchNorm2d) for module in model.modules())
+    assert list(model.state_dict()) == list(before)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert {name for name, value in model.named_parameters() if not value.requires_grad} == frozen
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a GPU")
+@pytest.mark.parametrize("method", ["csda", "baseline"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_nccl_with_one_process(
+    method: str, precision: str, tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way through NCCL, inside of the CUDA graph too, where there is one GPU."""
+    notes: list[str] = []
+    monkeypatch.setattr(Reporter, "note", lambda reporter, text: notes.append(text))
+    settings = {"method": method, "precision": precision, "dropout": 0.0, "steps_per_epoch": 8, "device": "cuda"}
+    alone = train_tiny(tiny_images, tmp_path / "alone", **settings)
+    for name, value in _environment(0, 1, _free_port()).items():
+        monkeypatch.setenv(name, value)
+    joined = train_tiny(tiny_images, tmp_path / "joined", **settings)
+    assert not any("eagerly" in note for note in notes)
+    tolerance = 1e-3 if precision == "float32" else 5e-2
+    np.testing.assert_allclose(joined.predictions.probs, alone.predictions.probs, rtol=0, atol=tolerance)

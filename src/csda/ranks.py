@@ -138,7 +138,7 @@ def joined_ranks() -> Iterator[Ranks]:
     if ours:
         if _store is None:
             _store, *_ = next(rendezvous("env://"))
-        store = dist.PrefixStore(f"training {next(_TRAININGS)}", _store)
+        store = dist.PrefixStore(f"training {next(_TRAININGS)}", _store)  # type: ignore[attr-defined]
         # Without the name of a backend there is gloo for the CPU and, where there are GPUs, NCCL for them.
         dist.init_process_group(store=store, rank=rank, world_size=size)
     with _told_to_stop():

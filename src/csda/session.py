@@ -113,6 +113,8 @@ class Session:
         if config.threads:
             torch.set_num_threads(config.threads)
         self.device = choose_device(config.device, self.ranks.local_rank)
+        if self.device.type == "cuda" and not self.ranks.alone:
+            torch.cuda.set_device(self.device)
         self.parts = open_parts(
             dataset,
             data.pixels,
