@@ -174,7 +174,7 @@ def test_bytes_of_a_small_network_by_hand() -> None:
     # Three images of 4×4 values: 48 in, 24 out of the convolution and of the normalisation, 9 out of the linear layer.
     parameters = 4 * (8 + 4 + 27)
     assert average_work(network).bytes == 3 * parameters
-    forward, backward = 48 + 24 + 3 * 24 + 24 + 9, 24 + 48 + 5 * 24 + 9 + 24 + 24
+    forward, backward = 48 + 24 + 24 + 9, 24 + 48 + 2 * 24 + 9 + 24 + 24
     assert training_work(network, (3, 1, 4, 4), "bf16").bytes == 2 * (forward + backward) + 6 * parameters
     assert inference_work(network, (3, 1, 4, 4), "float32").bytes == 4 * (48 + 24 + 24 + 9) + parameters
 
@@ -182,7 +182,7 @@ def test_bytes_of_a_small_network_by_hand() -> None:
 def test_a_csda_step_needs_more_than_the_bare_one() -> None:
     bare, full = count_work(configure({"preset": "default"}))
     assert bare.operations < full.operations < 1.3 * bare.operations
-    assert bare.bytes < full.bytes < 1.5 * bare.bytes
+    assert bare.bytes < full.bytes < 1.6 * bare.bytes
     assert Work(1, 2) + Work(3, 4) == Work(4, 6)
 
 

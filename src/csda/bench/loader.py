@@ -32,10 +32,11 @@ def measure_loader(
 ) -> dict[str, float]:
     """Milliseconds of an iteration of `nm` whose images come from a loader with a worker for each core.
 
-    The step is the method's own, launched kernel by kernel. Files are those of `data`, or JPEGs of noise drawn into
-    `folder`. As many batches as workers can have ready are used up first, so that what counts is their pace.
+    The step is the method's own, launched kernel by kernel, and those are torch's. Files are those of `data`, or JPEGs
+    of noise drawn into `folder`. As many batches as workers can have ready are used up first, so that what counts is
+    their pace.
     """
-    session = open_session("nm", {**chosen, "cuda_graph": False})
+    session = open_session("nm", {**chosen, "cuda_graph": False, "kernels": False})
     config, device, workers = session.config, session.device, available_cores()
     sizes = config.batch_size, config.unlabeled_batch_size
     images = _Images(_list_files(data) if data is not None else _draw_files(folder), config)

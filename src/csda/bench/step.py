@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from csda import kernels
 from csda.bench.loader import measure_loader
 from csda.bench.sessions import CLASSES, open_session, refuse_fixed, stepper
 from csda.bench.starts import measure_seeds, measure_start
@@ -107,8 +109,8 @@ def _measure_csda(chosen: Mapping[str, Any], rounds: int, deadline: Deadline) ->
     return {
         **describe_machine(device),
         "settings": {
-            **{key: getattr(config, key) for key in ("preset", "precision", "image_size")},
-            **{key: getattr(config, key) for key in ("batch_size", "unlabeled_batch_size")},
+            **{key: getattr(config, key) for key in ("preset", "precision", "cuda_graph", "kernels")},
+            **{key: getattr(config, key) for key in ("image_size", "batch_size", "unlabeled_batch_size")},
             "capacity": config.method_settings["capacity"],
             "remark": session.engine.remark,
         },
@@ -171,7 +173,7 @@ def bare_stepper(session: Session) -> Action:
     """Forward, backward and update of the student on as many images as the method trains on, already augmented."""
     positions = torch.arange(images_trained_on(session), device=session.device) % len(session.parts.labeled)
     batch = session.parts.labeled.batch(positions)
-    with _precision(session):
+    with _conditions(session):
         images = batch.weak()
 
     def compute() -> StepOutput:
@@ -180,10 +182,13 @@ def bare_stepper(session: Session) -> Action:
     return lambda: session.engine.step(compute)
 
 
-def _precision(session: Session) -> torch.autocast:
-    """Autocast as the engine has it."""
+@contextmanager
+def _conditions(session: Session) -> Iterator[None]:
+    """Precision and kernels as the engine has them in a step."""
     enabled = session.config.precision == "bf16"
-    return torch.autocast(session.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+    half = torch.autocast(session.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+    with half, kernels.allowed(session.config.kernels):
+        yield
 
 
 def _parts_of_a_step(session: Session) -> dict[str, Action]:
@@ -195,7 +200,7 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
     labeled_indices, unlabeled_indices, *_ = next(session.sample(1))
     labeled, unlabeled = parts.labeled.batch(labeled_indices), parts.unlabeled.batch(unlabeled_indices)
     queued_indices, _, _ = queue.contents()
-    with _precision(session):
+    with _conditions(session):
         seen = torch.cat((labeled.weak(), unlabeled.weak()))
         probs = method.predict(model, seen)
     labeled_probs, unlabeled_probs = probs.split((len(labeled), len(unlabeled)))
@@ -216,7 +221,7 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
 
     def alone(action: Action) -> Action:
         def without_gradient() -> None:
-            with torch.no_grad(), _precision(session):
+            with torch.no_grad(), _conditions(session):
                 action()
 
         return as_graph(without_gradient, device, parts.labeled.generator)

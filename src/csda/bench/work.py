@@ -1,16 +1,14 @@
 """What a step needs at least, counted from the shapes of the network's layers, and what the device can do.
 
-Counted are the convolutions, linear layers and batch normalisations of a network, with activations in the precision of
-the run and parameters in float32. Functions of single values (ReLU, dropout) ride along with the layer before or after
-them, as does batch normalisation in evaluation, which is a scaling there. What a cache may save between two layers is
-not taken off.
+Counted are the layers of a network that have weights and its batch normalisations, with activations in the precision of
+the run and parameters in float32. Every layer is taken to be one pass over its input: functions of single values (ReLU,
+dropout) ride along with it, and what a cache may save between two layers is not taken off.
 
 - A layer with weights. Forward: two operations a multiply-add; its input is read, its output written. Backward: twice
   the operations, for the gradients of its weights and of its input; the gradient of its output and its input are read,
   the gradient of its input is written. The first layer needs no gradient of its input.
-- Batch normalisation in training. Forward: its input is read for the statistics and again to be normalised, its output
-  is written. Backward: its input and the gradient of its output are read for two sums and again for the gradient of its
-  input, which is written.
+- Batch normalisation rides along, too: its sums are taken as its input is written, and applied as its output is read.
+  But backward in training its input is read for two more sums, and again for the gradient of its input.
 - Parameters are read forward and backward and their gradient is written; the update reads both and writes them.
 """
 
@@ -63,8 +61,7 @@ def training_work(network: nn.Module, images: tuple[int, ...], precision: Precis
             values += layer.inputs + layer.outputs
             values += layer.outputs + (1 if first else 2) * layer.inputs
         else:
-            values += 2 * layer.inputs + layer.outputs
-            values += 3 * layer.inputs + 2 * layer.outputs
+            values += 2 * layer.inputs
     return Work(operations, values * value_bytes(precision) + 6 * parameter_bytes(network))
 
 
