@@ -130,9 +130,10 @@ def class_sums(probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     tensor([[0.6000, 0.4000],
             [0.1000, 0.9000]])
     """
-    # Not a matrix product: under autocast, or with TF32 allowed, that would round the probabilities.
     members = classes[..., None] == torch.arange(probs.shape[-1], device=probs.device)
-    return (members[..., None] * probs[..., None, :]).sum(0), members.sum(0)
+    # In double precision, since a single one is rounded further under autocast, or with TF32 allowed.
+    sums = torch.einsum("b...i,b...j->...ij", members.double(), probs.double())
+    return sums.to(probs.dtype), members.sum(0)
 
 
 def absent_confidence(labeled_confidence: Tensor, unlabeled_confidence: Tensor) -> Tensor:
