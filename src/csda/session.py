@@ -31,7 +31,7 @@ from csda.data.batches import ImagePool, StreamedPool
 from csda.data.parts import open_parts
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.data.sampling import bilateral_draws, shuffled_passes
-from csda.data.splits import label_text, move_to_labeled, read_split, read_truth
+from csda.data.splits import label_text, list_split, move_to_labeled, read_split, read_truth
 from csda.data.store import open_pixels
 from csda.engine import Engine, choose_device, make_optimizer, restore_optimizer, set_learning_rate
 from csda.errors import ConfigError, DataError
@@ -182,11 +182,7 @@ class Session:
 
     def create_run(self, folder: Path) -> Run:
         dataset, split = self.data.dataset, self.data.split
-        rows = (
-            SplitRow(record.id, part, label_text(record.label, dataset.classes), record.group or "")
-            for part, records in split.parts()
-            for record in records
-        )
+        rows = (SplitRow(*line) for line in list_split(split, dataset.classes))
         truth = {image: label_text(label, dataset.classes) for image, label in split.truth.items()}
         return Run.create(folder, self.config, self._environment(), rows, truth)
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csda.data.listing import clean_names, read_flags, read_table, write_table
+from csda.data.listing import clean_names, read_flags, read_table
 from csda.errors import DataError
+from csda.runs import write_csv
 
 
 def table(path: Path, raw: bytes) -> Path:
@@ -84,7 +85,7 @@ cells = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters=
 @settings(deadline=None)
 def test_written_table_is_read_back(rows: list[tuple[str, str]]) -> None:
     with TemporaryDirectory() as folder:
-        write_table(Path(folder) / "t.csv", ("one", "two"), rows)
+        write_csv(Path(folder) / "t.csv", ("one", "two"), rows)
         found = [cells for _, cells in read_table(Path(folder) / "t.csv").rows]
         assert [path.name for path in Path(folder).iterdir()] == ["t.csv"]
     assert found == [list(row) for row in rows if any(row)]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from csda.data import SOURCES, load_dataset, split_dataset
-from csda.data.splits import write_split
+from csda.data.splits import list_split
 from csda.errors import ConfigError, DataError
+from csda.runs import write_csv
 
 
 def test_drawn_set_is_the_default() -> None:
@@ -41,7 +42,7 @@ def test_split_is_given_back(tmp_path: Path, make_images: Callable[..., Path]) -
     root = make_images(tmp_path / "set", [f"{name}/{i}.png" for name in "ab" for i in range(10)])
     dataset = load_dataset(root)
     split = split_dataset(dataset, labels=4, seed=5)
-    write_split(split, dataset, tmp_path / "split.csv")
+    write_csv(tmp_path / "split.csv", ("id", "split", "label", "group"), list_split(split, dataset.classes))
     again = load_dataset(root, split=tmp_path / "split.csv")
     assert split_dataset(again, split=tmp_path / "split.csv", labels=8, seed=9) == split
 

@@ -113,7 +113,7 @@ def split_files(split: str | Path | Sequence[str | Path] | None) -> list[Path]:
 
 
 def is_split_csv(files: Sequence[Path]) -> bool:
-    """Whether this is a split as `write_split` writes it, rather than lists of a published set."""
+    """Whether this is a split as `list_split` gives it, rather than lists of a published set."""
     if len(files) != 1 or files[0].suffix.lower() != ".csv":
         return False
     return {"id", "split"} <= set(read_table(files[0]).columns)

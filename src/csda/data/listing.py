@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,22 +105,6 @@ def read_flags(path: Path, width: int) -> list[tuple[int, str, list[int]]]:
     if not entries:
         raise DataError(f"{path} is empty; a list has one image a line")
     return entries
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes a CSV whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(rows)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def fold_name(name: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from csda.data.listing import JOIN, NONE_PRESENT, read_table, write_table
+from csda.data.listing import JOIN, NONE_PRESENT, read_table
 from csda.data.records import Dataset, Label, Part, Record, Split
 from csda.errors import ConfigError, DataError
 
@@ -159,21 +159,15 @@ def parse_label(text: str, index: Mapping[str, int], multi_label: bool, where: s
     return tuple(sorted({index[name] for name in names})) if multi_label else index[text]
 
 
-def write_split(split: Split, dataset: Dataset, path: Path) -> None:
-    """Writes `id,split,label,group`; unlabeled images have an empty label."""
-    write_table(
-        path,
-        ("id", "split", "label", "group"),
-        (
-            (record.id, part, label_text(record.label, dataset.classes), record.group or "")
-            for part, records in split.parts()
-            for record in records
-        ),
-    )
+def list_split(split: Split, classes: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """Lines `id,split,label,group` for `read_split`; unlabeled images have an empty label."""
+    for part, records in split.parts():
+        for record in records:
+            yield record.id, part, label_text(record.label, classes), record.group or ""
 
 
 def read_split(path: Path, dataset: Dataset) -> Split:
-    """Gives a split back, as `write_split` or a person wrote it; images that it does not name are left out."""
+    """Gives a split back, as `list_split` or a person wrote it; images that it does not name are left out."""
     table = read_table(path)
     id_column, split_column = table.require("id"), table.require("split")
     label_column, group_column = table.position("label"), table.position("group")
@@ -215,11 +209,6 @@ def read_split(path: Path, dataset: Dataset) -> Split:
     left_out = len(records) - len(seen)
     remarks = [f"{left_out} images are in no part of {path.name} and are left out"] if left_out else []
     return _assemble(replace(dataset, records=tuple(records)), **positions, remarks=remarks)
-
-
-def write_truth(truth: Mapping[str, Label], classes: Sequence[str], path: Path) -> None:
-    """Writes `id,label` of the unlabeled images whose label somebody knows."""
-    write_table(path, ("id", "label"), ((image, label_text(label, classes)) for image, label in truth.items()))
 
 
 def read_truth(path: Path, classes: Sequence[str], multi_label: bool = False) -> dict[str, Label]:
