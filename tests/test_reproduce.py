@@ -6,12 +6,14 @@ import csv
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from csda import ledger, metrics, reproduce
 from csda.data import synthetic
@@ -336,6 +338,58 @@ def test_table1_is_the_table_of_the_paper() -> None:
     ]
     assert gains == [[2.51, 2.98, 3.47, 3.2, 1.96], [2.37, 2.31, 7.78, 6.29, 8.02]]
     assert cells[0].config.split == "ham10000/splits_neighbor_matching"
+
+
+def _make_ham10000(root: Path) -> Path:
+    """280 images of seven classes, two a lesion, with lists; the other image of seven test lesions is in training."""
+    classes = ("mel", "nv", "bcc", "akiec", "bkl", "df", "vasc")
+    images = [f"ISIC_{number:07d}" for number in range(280)]
+    lists = root / "splits_neighbor_matching"
+    lists.mkdir(parents=True)
+    (root / "HAM10000_images_part_1").mkdir()
+    rows = []
+    for number, image in enumerate(images):
+        shade = (30 * (number % 7) + 20, 90, number % 200)
+        Image.new("RGB", (8, 8), shade).save(root / "HAM10000_images_part_1" / f"{image}.jpg")
+        rows.append(f"HAM_{number // 14 * 7 + number % 7},{image},{classes[number % 7]},histo,60.0,male,back")
+    head = "lesion_id,image_id,dx,dx_type,age,sex,localization"
+    (root / "HAM10000_metadata.csv").write_text("\n".join([head, *rows, ""]))
+    for name, chosen in (("Test", range(49)), ("Val", range(56, 70)), ("Train350", range(70, 140))):
+        flags = [" ".join("1" if number % 7 == k else "0" for k in range(7)) for number in chosen]
+        text = "".join(f"{images[number]}.jpg  {row} \n" for number, row in zip(chosen, flags, strict=True))
+        (lists / f"{name}.txt").write_text(text)
+    return root
+
+
+def test_table1_runs_on_the_lists_and_draws_what_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "_train_all", _train_here)
+    text = (EXPERIMENTS[0].parent / "table1.toml").read_text()
+    head, *rows = text.split("[[rows]]")
+    two = "[[rows]]".join([head, *(row for row in rows if '"baseline"' in row or '"csda"' in row)])
+    sizes = {"epochs": 2, "steps_per_epoch": 1, "image_size": 32, "batch_size": 8, "unlabeled_batch_size": 8}
+    page, count = _reproduce(
+        tmp_path,
+        two,
+        "table1",
+        data=str(_make_ham10000(tmp_path / "ham10000")),
+        labels=["175"],
+        seeds=2,
+        overrides=sizes | {"device": "cpu", "checkpoint_seconds": 1000.0},
+    )
+    assert count == 4
+    lines = _read(tmp_path / "results" / "table1_runs.csv")
+    assert {(line["labels"], line["split"]) for line in lines} == {("175", "nm")}
+    assert len({line["images"] for line in lines}) == 1
+    assert all(float(line["auc_unseen"]) > 0 for line in lines)
+    folder = min((tmp_path / "runs" / "ham10000").iterdir())
+    parts = Counter(row.split for row in Run(folder).split)
+    assert parts == {"labeled": 175, "unlabeled": 280 - 175 - 49 - 14, "val": 14, "test": 49}
+    summary = _read(tmp_path / "results" / "table1.csv")
+    assert [(line["method"], line["paper_auc"], line["paper_mca"]) for line in summary] == [
+        ("baseline", "0.688", "0.2865"),
+        ("csda", "0.7131", "0.3102"),
+    ]
+    assert "table1 (Table 2 in print)" in page.read_text()
 
 
 def test_another_data_set_has_its_own_lists_and_counts(tmp_path: Path) -> None:

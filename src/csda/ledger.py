@@ -52,6 +52,8 @@ def identify(config: RunConfig) -> Identity:
 
 def agree(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Whether two runs compute the same; a setting that the older of them did not know yet has its default."""
+    if any(ours.get(name) != theirs.get(name) for name in ("method", "labels", "seed")):
+        return False
     filled = {**_defaults(ours["method"]), **theirs}
     return all(filled.get(name) == ours.get(name) for name in ours.keys() | theirs.keys())
 

@@ -487,12 +487,12 @@ def _read_line(run: Run) -> dict[str, Any]:
         ("class_auc", metrics.per_class_auc(probs, labels)),
     ):
         pairs = zip(run.classes, values.tolist(), strict=True)
-        figures |= {f"{prefix}_{name}": None if np.isnan(value) else value for name, value in pairs}
+        figures |= {f"{prefix}_{name}": value for name, value in pairs}
     environment = run.environment
     gpu = environment["device"].startswith("cuda")
     cores = "" if gpu else f", {environment['threads']} of {environment['cores']} cores"
     return {"method": "", "labels": "", "split": "", "seed": 0} | {
-        **{name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()},
+        **{name: _rounded(value) if isinstance(value, float) else value for name, value in figures.items()},
         "settings": "",
         "images": digest_split(run),
         "commit": str(environment["commit"]),
@@ -500,6 +500,11 @@ def _read_line(run: Run) -> dict[str, Any]:
         "torch": environment["torch"],
         "date": environment["started"][:10],
     }
+
+
+def _rounded(value: float) -> float | None:
+    """As it stands in the file; what is not defined is left empty."""
+    return None if np.isnan(value) else float(f"{value:.6g}")
 
 
 def _unseen(run: Run) -> dict[str, float | None]:

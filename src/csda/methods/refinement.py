@@ -26,9 +26,7 @@ class RefinementSettings(Settings):
 
     align: Literal["none", "da", "csda"] = Field("csda", description="alignment of the guesses")
     momentum: float = Field(0.95, ge=0, lt=1, description="ω of the marginals, Eq. 11")
-    temperature: Literal["adaptive", "unlabeled"] | float = Field(
-        1.0, description="T, 1 − c^x (Eq. 14) or 1 − c^u"
-    )  # 7
+    temperature: Literal["adaptive", "unlabeled"] | float = Field(1.0, description="T; 1 − c^x (Eq. 14); 1 − c^u")  # 7
     temperature_floor: float = Field(0.0, ge=0, le=1, description="T is never below")  # 7
     condition: Literal["label", "prediction"] = Field("label", description="what a row of λ^x conditions on")  # 24
     absent: Literal["replace", "ema"] = Field("replace", description="Eq. 13, first case, or an EMA towards it")  # 3
