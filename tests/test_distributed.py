@@ -40,7 +40,7 @@ SIZES: dict[str, Any] = {
 """None of them can be halved."""
 QUEUE: dict[str, Any] = {"capacity": 13, "refresh_batch_size": 15}
 CASES: tuple[dict[str, Any], ...] = (
-    *({"method": name, "dropout": 0.0} for name in METHODS),
+    *({"method": name, "dropout": 0.0} for name in METHODS if name != "upper-bound"),  # the baseline's code
     {"dropout": 0.5},
     {
         "dropout": 0.0,
@@ -111,9 +111,9 @@ def _torchrun(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tiny_images: Path, tmp_path: Path) -> None:
-    program, out, victim = str(Path(__file__).with_name("in_double.py")), tmp_path / "run", "0"
-    settings = SIZES | QUEUE | {"dropout": 0.0, "checkpoint_seconds": 0, "tensorboard": "false"}
-    died = _torchrun(program, victim, *arguments(tiny_images, out, settings))
+    program, out, victim = str(Path(__file__).with_name("in_double.py")), tmp_path / "0", "0"
+    settings = SIZES | QUEUE | {"dropout": 0.0, "checkpoint_seconds": 0}
+    died = _torchrun(program, victim, *arguments(tiny_images, out, settings | {"tensorboard": "false"}))
     assert died.returncode == 1
     [message] = [line for line in died.stderr.splitlines() if line.startswith("csda: ")]
     assert message == (
@@ -123,15 +123,12 @@ def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tiny_imag
     # What the first process prints, and it alone.
     assert died.stdout.count("epoch 1/3") == died.stdout.count("epoch 2/3") == 1
     assert "epoch 3/3" not in died.stdout
-    assert len(Run(out).metrics) == 2
+    kept = Run(out).metrics
+    assert [row["epoch"] for row in kept] == [1, 2]
 
-    resume = [sys.executable, program, "none", "train", "--out", str(out), "--resume"]
-    resumed = subprocess.run(resume, capture_output=True, text=True, timeout=120, check=False)
-    assert (resumed.returncode, resumed.stderr) == (0, "")
-    assert "epoch 3/3" in resumed.stdout
-    assert "epoch 2/3" not in resumed.stdout
-    _train(tiny_images, tmp_path / "whole", [SIZES | QUEUE | {"dropout": 0.0}], 0)
-    _assert_same(Run(out), Run(tmp_path / "whole" / "0"), "resumed")
+    _train(tiny_images, tmp_path, [settings | {"resume": True}, settings], 0)
+    assert Run(out).metrics[:2] == kept
+    _assert_same(Run(out), Run(tmp_path / "1"), "resumed by one process")
 
 
 def test_a_mistake_is_told_once(tiny_images: Path, tmp_path: Path) -> None:

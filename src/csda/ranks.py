@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from csda.errors import RunError
@@ -136,11 +137,14 @@ def joined_ranks() -> Iterator[Ranks]:
     rank, local_rank, size = (int(os.environ[name]) for name in _VARIABLES[:3])
     ours = not dist.is_initialized()
     if ours:
-        if _store is None:
-            _store, *_ = next(rendezvous("env://"))
-        store = dist.PrefixStore(f"training {next(_TRAININGS)}", _store)  # type: ignore[attr-defined]
-        # Without the name of a backend there is gloo for the CPU and, where there are GPUs, NCCL for them.
-        dist.init_process_group(store=store, rank=rank, world_size=size)
+        with _explained():
+            if _store is None:
+                store, *_ = next(rendezvous("env://"))
+                # The store outlives processes that torchrun starts again, and their addresses in it are stale.
+                _store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
+            store = PrefixStore(f"training {next(_TRAININGS)}", _store)
+            # Without the name of a backend there is gloo for the CPU and, where there are GPUs, NCCL for them.
+            dist.init_process_group(store=store, rank=rank, world_size=size)
     with _told_to_stop():
         yield Ranks(rank, size, local_rank)
     # After an error the others are gone, and to take leave of them could wait for ever.
@@ -150,7 +154,10 @@ def joined_ranks() -> Iterator[Ranks]:
 
 def speaks() -> bool:
     """Whether this process is to say why all stop: it is the first of them to do so."""
-    return _store is None or _store.add("csda: stopped", 1) == 1
+    try:
+        return _store is None or _store.add("csda: stopped", 1) == 1
+    except RuntimeError:  # whoever kept the store is gone, too
+        return True
 
 
 @contextmanager
@@ -177,5 +184,8 @@ def _told_to_stop() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    except BaseException:
+        # It is about to say why it ends, and to end.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
+    signal.signal(signal.SIGTERM, before)
