@@ -7,6 +7,7 @@ longer than the process that launched them, however that one ends.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import platform
@@ -248,11 +249,11 @@ def _launch_ray(
         raise ConfigError("--launcher ray needs Ray, which is not installed: pip install 'csda[ray]'") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"Ray cannot be reached ({error}); is RAY_ADDRESS, if set, that of a cluster?") from None
     try:
-        gpus = 1 / side_by_side if ray.cluster_resources().get("GPU") else 0
+        gpus = 1 / side_by_side if ray.cluster_resources().get("GPU") else 0  # type: ignore[no-untyped-call]
         # A worker that trains one run and ends leaves nothing behind, neither memory nor errors of its GPU.
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=0)(_attempt_in)
         fresh = deque(range(len(cells)))
