@@ -45,6 +45,15 @@ def test_presets_fit_every_method_and_survive_the_file(preset: str, method: str,
     assert read_config(file) == config
 
 
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("method", ["self-train", "fixmatch", "glm", "nm", "bis", "lsse"])
+def test_a_preset_leaves_other_papers_losses_alone(preset: str, method: str) -> None:
+    """The method's part of a preset speaks of CSDA; another method may have a setting of the same name."""
+    own, usual = (configure({"method": method, "preset": name}).method_settings for name in (preset, "default"))
+    for setting in ("weight", "weight_ramp", "soft"):
+        assert own.get(setting) == usual.get(setting)
+
+
 def test_presets_name_only_settings_that_exist() -> None:
     own = {key for entry in METHODS.values() for key in entry.settings.model_fields}
     for preset in PRESETS.values():

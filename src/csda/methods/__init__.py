@@ -87,7 +87,7 @@ METHODS: dict[str, Entry] = {
         LSSESettings,
         "an ensemble over a random latent space",
         "Gyawali et al. 2019",
-        {"lr": 1e-4},
+        {"lr": 1e-4, "weight": 30.0},
     ),
     "da": Entry(
         SelfTraining,
