@@ -220,6 +220,14 @@ class Engine:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
         program.steps += 1
 
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Networks compute in the run's precision, and with its kernels: in a step, and in passes between steps."""
+        # Autocast would keep its copies of the weights from one replay to the next.
+        half = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+        with half, kernels.allowed(self.own_kernels):
+            yield
+
     def figures(self) -> dict[str, float]:
         """Means over the steps since the last call: the one copy to the host in an epoch."""
         program = self._current
@@ -231,9 +239,7 @@ class Engine:
 
     def _execute(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        # Autocast would keep its copies of the weights from one replay to the next.
-        half = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
-        with half, kernels.allowed(self.own_kernels):
+        with self.arithmetic():
             output = compute(*inputs)
         output.loss.backward()
         self.ranks.average(self._gradients())

@@ -122,12 +122,12 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         for inputs in session.sample(epoch, labels_only=warming_up):
             engine.step(session.warm_up if warming_up else session.step, *inputs)
             reporter.step()
-        if epoch == config.warm_up_epochs:
-            method.begin(model, parts.labeled, parts.unlabeled)
-        elif not warming_up:
-            method.end_epoch(model, parts.labeled, parts.unlabeled)
-
-        figures, arrays = session.evaluate(guesses=not warming_up and METHODS[config.method].uses_unlabeled)
+        with engine.arithmetic():
+            if epoch == config.warm_up_epochs:
+                method.begin(model, parts.labeled, parts.unlabeled)
+            elif not warming_up:
+                method.end_epoch(model, parts.labeled, parts.unlabeled)
+            figures, arrays = session.evaluate(guesses=not warming_up and METHODS[config.method].uses_unlabeled)
         row = {"epoch": epoch, "lr": learning_rate, **engine.figures(), **figures}
         row["seconds"] = time.perf_counter() - started
         if not np.isfinite([row["loss"], arrays["val_probs"].sum()]).all():
@@ -148,7 +148,8 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         reporter.note(engine.remark)
     if writer is not None:
         writer.close()
-    conclusions = session.conclusions(run, rows, best)
+    with engine.arithmetic():
+        conclusions = session.conclusions(run, rows, best)
     if not first:
         return run
     run.finish(config.epochs, *conclusions)
