@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from csda import ledger, metrics, reproduce
+from csda import metrics, reproduce
 from csda.data import synthetic
 from csda.data.splits import Budget
-from csda.errors import ConfigError, CsdaError, DataError, RunError
+from csda.errors import CsdaError, DataError, RunError
+from csda.experiments import choose_variant, read_experiment
 from csda.progress import Reporter
+from csda.report.summary import COLUMNS
 from csda.runs import Run
-from csda.training import configure
 
 EXPERIMENT = """
 title = "A small grid"
@@ -119,7 +120,7 @@ def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(grid: Grid, tmp_
     assert count == 0
     results = tmp_path / "results"
     summary, runs = _read(results / "grid.csv"), _read(results / "grid_runs.csv")
-    assert tuple(summary[0]) == reproduce.COLUMNS
+    assert tuple(summary[0]) == COLUMNS
     assert [(line["method"], line["seeds"]) for line in summary] == [("baseline", "2"), ("csda, short queue", "2")]
     for line in summary:
         aucs = [float(run["auc"]) for run in runs if run["method"] == line["method"]]
@@ -225,82 +226,10 @@ def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tm
         grid(text, "fig", only_finished=True)
 
 
-def test_examples_are_unlabeled_images_with_what_is_said_of_them(grid: Grid, tmp_path: Path) -> None:
-    run = Run(min((tmp_path / "runs" / "synthetic").glob("csda_*")))
-    examples = reproduce._pick_examples({"csda": [run]})
-    assert [example.truth for example in examples] == [(name,) for name in run.classes]
-    assert len({example.image.tobytes() for example in examples}) == len(run.classes)
-    said = {(row["predicted"], round(float(row["confidence"]), 4)) for row in _read(run.folder / "pseudo_labels.csv")}
-    assert {(name, round(value, 4)) for example in examples for name, value in example.guesses["csda"]} <= said
-
-
-def test_a_setting_that_an_older_run_did_not_know_has_its_default() -> None:
-    ours = ledger.identify(configure({"method": "csda", "preset": "default", "labels": "9"}))
-    older = {name: value for name, value in ours.items() if name not in ("evict", "ramp")}
-    assert ledger.agree(ours, older)
-    assert not ledger.agree(ours | {"evict": "least_confident"}, older)
-    assert not ledger.agree(ours, older | {"seed": 1})
-    assert not ledger.agree(ours, older | {"no_longer_known": 1})
-
-
-def test_paired_differences_are_taken_seed_by_seed() -> None:
-    results = [
-        {"method": name, "labels": labels, "split": "random", "seed": seed, "auc": auc, "mca": auc / 2}
-        for name, labels, aucs in (
-            ("a", "9", (0.5, 0.7)),
-            ("a", "30", (0.5, 0.7)),
-            ("b", "9", (0.6, 0.9)),
-            ("b", "30", (0.7, 1.0)),
-        )
-        for seed, auc in enumerate(aucs)
-    ]
-    gaps = reproduce.compare(results, "b", "a", ["9"], "random")
-    assert gaps is not None
-    assert gaps["seeds"] == 2
-    assert [gaps[key] for key in ("auc_gap", "auc_low", "auc_high")] == pytest.approx([0.15, 0.1, 0.2])
-    assert gaps["mca_gap"] == pytest.approx(0.075)
-    both = reproduce.compare(results, "b", "a", ["9", "30"], "random")
-    assert both is not None
-    assert [both[key] for key in ("auc_gap", "auc_low", "auc_high")] == pytest.approx([0.2, 0.15, 0.25])
-    single = reproduce.compare(results[:1] + results[4:], "b", "a", ["9"], "random")
-    assert single is not None
-    assert (single["seeds"], single["auc_low"]) == (1, None)
-    assert reproduce.compare(results, "b", "c", ["9"], "random") is None
-
-
-def test_groups_that_the_training_did_not_see_are_scored_apart(tiny_run: Run, tmp_path: Path) -> None:
-    shutil.copytree(tiny_run.folder, tmp_path / "run")
-    assert reproduce._unseen(tiny_run) == {"auc_unseen": None, "mca_unseen": None}
-    rows = _read(tmp_path / "run" / "split.csv")
-    test = [row for row in rows if row["split"] == "test"]
-    unlabeled = next(row for row in rows if row["split"] == "unlabeled")
-    unlabeled["group"] = "a"
-    for row in test[::2]:
-        row["group"] = "a"
-    with (tmp_path / "run" / "split.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    left = {row["id"] for row in test[1::2]}
-    chosen = [position for position, name in enumerate(tiny_run.predictions.ids) if name in left]
-    expected = metrics.mca(tiny_run.predictions.probs[chosen], tiny_run.predictions.labels[chosen])
-    assert reproduce._unseen(Run(tmp_path / "run"))["mca_unseen"] == pytest.approx(expected)
-
-
 def test_a_failing_run_is_named(tmp_path: Path) -> None:
     cell = reproduce.Cell("x", "baseline", "10", "random", 0, tmp_path / "x", str(tmp_path / "none"), "quick", {})
     with pytest.raises(CsdaError, match="x: "):
         reproduce._train_all([cell], "processes", 1, 1, Reporter())
-
-
-@pytest.mark.parametrize("text", ["title = ", "title = 'x'\nlabels = ['9']\nseeds = [1]\nrows = []\nspeed = 1\n"])
-def test_a_wrong_experiment_is_refused(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "wrong.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=r"wrong\.toml"):
-        reproduce.read_experiment(str(file))
-    with pytest.raises(ConfigError, match="no such experiment"):
-        reproduce.read_experiment("nowhere")
 
 
 EXPERIMENTS = sorted((Path(__file__).parent.parent / "experiments").glob("*.toml"))
@@ -308,7 +237,7 @@ EXPERIMENTS = sorted((Path(__file__).parent.parent / "experiments").glob("*.toml
 
 @pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
 def test_every_run_of_every_experiment_has_a_configuration(file: Path, tmp_path: Path) -> None:
-    stem, experiment = reproduce.read_experiment(str(file))
+    stem, experiment = read_experiment(str(file))
     variants = [
         experiment,
         *(experiment.model_copy(update=each.model_dump(exclude_none=True)) for each in experiment.on.values()),
@@ -327,16 +256,10 @@ def test_every_run_of_every_experiment_has_a_configuration(file: Path, tmp_path:
         )
 
 
-def test_table1_is_the_table_of_the_paper() -> None:
-    _, experiment = reproduce.read_experiment(str(EXPERIMENTS[0].parent / "table1.toml"))
+def test_table1_is_the_grid_of_the_paper() -> None:
+    _, experiment = read_experiment(str(EXPERIMENTS[0].parent / "table1.toml"))
     cells = reproduce.list_cells(experiment, Path("runs"), "ham10000")
     assert len(cells) == 7 * 5 * 5
-    by_name = {row.name: row.paper for row in experiment.rows}
-    gains = [
-        [round(100 * (by_name["csda"][labels][k] - by_name["baseline"][labels][k]), 2) for labels in experiment.labels]
-        for k in (0, 1)
-    ]
-    assert gains == [[2.51, 2.98, 3.47, 3.2, 1.96], [2.37, 2.31, 7.78, 6.29, 8.02]]
     assert cells[0].config.split == "ham10000/splits_neighbor_matching"
 
 
@@ -392,15 +315,11 @@ def test_table1_runs_on_the_lists_and_draws_what_has_none(tmp_path: Path, monkey
     assert "table1 (Table 2 in print)" in page.read_text()
 
 
-def test_another_data_set_has_its_own_lists_and_counts(tmp_path: Path) -> None:
+def test_lists_are_looked_for_beside_the_images(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("Path,Sex,Age,Frontal/Lateral\n")
-    name, experiment = reproduce.read_experiment(str(EXPERIMENTS[0].parent / "table6.toml"))
-    assert experiment.labels[0] == "5% of groups"
-    stem, variant = reproduce.choose_variant(name, experiment, str(tmp_path))
-    assert (stem, variant.labels) == ("table6_chexpert", ["100", "200", "300", "400", "500"])
+    _, variant = choose_variant(*read_experiment(str(EXPERIMENTS[0].parent / "table6.toml")), str(tmp_path))
     cell = reproduce.list_cells(variant, tmp_path, str(tmp_path))[0]
     assert cell.config.split == str(tmp_path / "splits_latent_mixing")
-    assert reproduce.choose_variant(name, experiment, str(tmp_path / "none")) == (name, experiment)
 
 
 def test_missing_data_is_said_before_anything_is_trained(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from statistics import mean, stdev
 
 import pytest
 
-from csda import demo, reproduce
+from csda import demo
+from csda.report.summary import COLUMNS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -127,7 +128,7 @@ TABLES = sorted(path.name.removesuffix("_runs.csv") for path in RESULTS.glob("*_
 @pytest.mark.parametrize("name", TABLES)
 def test_every_summary_follows_from_its_runs(name: str) -> None:
     runs, summary = _read(f"{name}_runs.csv"), _read(f"{name}.csv")
-    assert tuple(summary[0]) == reproduce.COLUMNS
+    assert tuple(summary[0]) == COLUMNS
     assert sum(int(line["seeds"]) for line in summary) == len(runs)
     for line in summary:
         own = [run for run in runs if all(run[key] == line[key] for key in ("method", "labels", "split"))]

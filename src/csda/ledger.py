@@ -16,7 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from csda import metrics
 from csda.config import RunConfig, read_config
+from csda.report.summary import average
 from csda.runs import Run
 from csda.training import configure
 
@@ -37,6 +41,9 @@ CIRCUMSTANCES = (
 
 PLACES = ("data", "labels", "split", "split_by", "split_seed", "seed")
 """Settings that a line of a table has columns for, or that its split stands for."""
+
+FIGURES = ("auc", "mca", "auc_last20", "mca_last20", "auc_prior", "mca_prior")
+"""What the result of a run holds of the test images."""
 
 TEXTS = ("method", "labels", "split", "settings", "images", "commit", "machine", "torch", "date")
 """Columns of NAME_runs.csv that hold no number."""
@@ -77,6 +84,35 @@ def locate(runs: Path, split: str, config: RunConfig) -> Path:
 def digest_split(run: Run) -> str:
     """Which images are in which part, and their labels: two runs with the same were given the same."""
     return digest(sorted((row.id, row.split, row.label) for row in run.split))
+
+
+def read_line(run: Run) -> dict[str, Any]:
+    """A line of NAME_runs.csv, from the small files of a run; numbers have the digits that the file keeps."""
+    probs, labels = run.predictions.part("test")
+    last = run.metrics[-20:]
+    chosen = run.metrics[run.result["best_epoch"] - 1]
+    figures = {figure: run.result.get(figure) for figure in (*FIGURES, "best_epoch", "seconds")}
+    figures |= {f"val_{name}": chosen[f"val_{name}"] for name in ("auc", "mca")}
+    figures |= {f"val_{name}_last20": average(last, f"val_{name}") for name in ("auc", "mca")}
+    figures |= _unseen(run)
+    for prefix, values in (
+        ("recall", metrics.recall(probs, labels)),
+        ("class_auc", metrics.per_class_auc(probs, labels)),
+    ):
+        pairs = zip(run.classes, values.tolist(), strict=True)
+        figures |= {f"{prefix}_{name}": value for name, value in pairs}
+    environment = run.environment
+    gpu = environment["device"].startswith("cuda")
+    cores = "" if gpu else f", {environment['threads']} of {environment['cores']} cores"
+    return {"method": "", "labels": "", "split": "", "seed": 0} | {
+        **{name: _rounded(value) if isinstance(value, float) else value for name, value in figures.items()},
+        "settings": "",
+        "images": digest_split(run),
+        "commit": str(environment["commit"]),
+        "machine": f"{environment['device_name']}{cores}",
+        "torch": environment["torch"],
+        "date": environment["started"][:10],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +160,21 @@ def _slug(text: str) -> str:
 
 def _number(text: str) -> float | int | None:
     return None if not text else int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def _rounded(value: float) -> float | None:
+    """As it stands in the file; what is not defined is left empty."""
+    return None if np.isnan(value) else float(f"{value:.6g}")
+
+
+def _unseen(run: Run) -> dict[str, float | None]:
+    """AUC and MCA on the test images whose group is in neither the labeled nor the unlabeled part; None where no test
+    group is."""
+    trained = {row.group for row in run.split if row.split in ("labeled", "unlabeled")} - {""}
+    crossing = {row.id for row in run.split if row.split == "test" and row.group in trained}
+    if not crossing:
+        return {"auc_unseen": None, "mca_unseen": None}
+    ids = np.array(run.predictions.ids)[run.predictions.splits == "test"]
+    unseen = np.array([name not in crossing for name in ids])
+    probs, labels = (values[unseen] for values in run.predictions.part("test"))
+    return {"auc_unseen": metrics.auc(probs, labels), "mca_unseen": metrics.mca(probs, labels)}

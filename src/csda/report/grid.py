@@ -18,15 +18,41 @@ from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.ticker import PercentFormatter
 
+from csda.data import load_dataset
 from csda.data.records import Pixels
+from csda.experiments import Experiment
 from csda.report.figures import PALETTE, STYLE
+from csda.report.summary import Line, list_classes, summarize
 from csda.report.tables import METHOD_COLOURS
 
 _COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey")
 
 
+def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
+    """The picture that suits the shape of a grid: over budgets, over many rows, or of a few rows in detail.
+
+    `results` are the lines of NAME_runs.csv.
+    """
+    names = [row.name for row in experiment.rows if any(line["method"] == row.name for line in results)]
+    if len(experiment.labels) > 1:
+        return draw_budgets(summarize(experiment, results), names, experiment.labels, list(experiment.splits))
+    labels, split = experiment.labels[0], next(iter(experiment.splits))
+    shown = [line for line in results if (line["labels"], line["split"]) == (labels, split)]
+    if len(names) > 4:
+        return draw_rows(shown, names, {row.name: row.paper.get(labels, []) for row in experiment.rows})
+    classes = list_classes(results)
+    examples = None
+    if experiment.data == "synthetic":
+        dataset = load_dataset("synthetic", seed=experiment.seeds[0])
+        first = {record.label: position for position, record in reversed(list(enumerate(dataset.records)))}
+        assert dataset.draw is not None
+        images = dataset.draw([first[label] for label in range(len(classes))], 64)
+        examples = dict(zip(classes, images, strict=True))
+    return draw_grid(shown, names, classes, examples)
+
+
 def draw_grid(
-    results: Sequence[Mapping[str, Any]],
+    results: Sequence[Line],
     titles: Sequence[str],
     classes: Sequence[str],
     examples: Mapping[str, Pixels] | None = None,
@@ -69,7 +95,7 @@ def draw_grid(
 
 
 def draw_budgets(
-    summary: Sequence[Mapping[str, Any]], titles: Sequence[str], budgets: Sequence[str], splits: Sequence[str]
+    summary: Sequence[Line], titles: Sequence[str], budgets: Sequence[str], splits: Sequence[str]
 ) -> Figure:
     """AUC and MCA of each row over the budgets, mean and standard deviation over seeds, a column for each split.
 
@@ -98,7 +124,7 @@ def draw_budgets(
 
 
 def _draw_series(
-    axes: Axes, places: npt.NDArray[np.float64], lines: Sequence[Mapping[str, Any]], name: str, colour: str, title: str
+    axes: Axes, places: npt.NDArray[np.float64], lines: Sequence[Line], name: str, colour: str, title: str
 ) -> None:
     means = [line[f"{name}_mean"] for line in lines]
     spreads = [line[f"{name}_std"] or 0.0 for line in lines]
@@ -109,9 +135,7 @@ def _draw_series(
     axes.plot(places[known], [paper[place] for place in known], "o", markersize=6, **_open(colour))
 
 
-def draw_rows(
-    results: Sequence[Mapping[str, Any]], titles: Sequence[str], paper: Mapping[str, Sequence[float]]
-) -> Figure:
+def draw_rows(results: Sequence[Line], titles: Sequence[str], paper: Mapping[str, Sequence[float]]) -> Figure:
     """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
 
     `results` are the lines of NAME_runs.csv of one budget and split.
@@ -140,7 +164,7 @@ def _open(colour: str) -> dict[str, Any]:
     return {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.4, "linestyle": "none"}
 
 
-def _add_legend(figure: Figure, axes: Axes, summary: Sequence[Mapping[str, Any]]) -> None:
+def _add_legend(figure: Figure, axes: Axes, summary: Sequence[Line]) -> None:
     if any(line["paper_auc"] is not None for line in summary):
         axes.plot([], [], "o", label="open: the paper", **_open(PALETTE["ink"]))
     handles, labels = axes.get_legend_handles_labels()

@@ -15,6 +15,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from csda import metrics
+from csda.data import load_dataset
+from csda.data.decode import read_image
+from csda.data.listing import JOIN, NONE_PRESENT
 from csda.data.records import Pixels
 from csda.report.figures import PALETTE, STYLE, fill_confusion, marginal_distances, read_series
 from csda.report.tables import COLOURS, METHOD_COLOURS
@@ -115,6 +118,40 @@ def _draw_band(axes: Axes, epochs: Array, values: Array, colour: str, label: str
     if len(values) > 1:
         lows, highs = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
         axes.fill_between(epochs, lows, highs, color=colour, alpha=0.12, linewidth=0)
+
+
+def pick_examples(runs: Runs, number: int = 7) -> list[Example]:
+    """Unlabeled images at random, whatever is said of them: one of each class, or some with a label where an image may
+    have several."""
+    firsts = {name: own[0] for name, own in runs.items()}
+    run = next(iter(firsts.values()))
+    index = {name: position for position, name in enumerate(run.classes)}
+    truth = {image: label for image, label in run.truth.items() if label != NONE_PRESENT}
+    order = np.random.default_rng(0).permutation(sorted(truth)).tolist()
+    if run.multi_label:
+        chosen = order[:number]
+    else:
+        of_class = {truth[image]: image for image in reversed(order)}
+        chosen = [of_class[name] for name in run.classes[:number] if name in of_class]
+    config = run.settings
+    dataset = load_dataset(config.data, config.source, split=config.split, labels=config.labels, seed=config.seed)
+    positions = {record.id: position for position, record in enumerate(dataset.records)}
+    examples = []
+    for image in chosen:
+        path = dataset.records[positions[image]].path
+        if path is None:
+            assert dataset.draw is not None
+            (pixels,) = dataset.draw([positions[image]], 128)
+        else:
+            pixels = read_image(path, 128, 3)
+        labels = tuple(sorted(truth[image].split(JOIN) if run.multi_label else [truth[image]], key=index.__getitem__))
+        guesses = {}
+        for name, one in firsts.items():
+            probs = one.pseudo_labels[image]
+            likeliest = np.argsort(-probs, kind="stable")[: len(labels)]
+            guesses[name] = [(run.classes[position], float(probs[position])) for position in likeliest]
+        examples.append(Example(pixels, labels, guesses))
+    return examples
 
 
 @matplotlib.rc_context(STYLE)

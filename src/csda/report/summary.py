@@ -1,0 +1,280 @@
+"""The tables of a grid of runs, and the page that shows them.
+
+A line of NAME_runs.csv is a run, one of NAME.csv a row of the experiment at one budget and split over its seeds, one of
+NAME_gaps.csv the difference between two rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from csda import metrics
+from csda.experiments import Experiment
+
+COLUMNS = (
+    "method", "labels", "split", "seeds", "auc_mean", "auc_std", "mca_mean", "mca_std",
+    "auc_last20_mean", "mca_last20_mean", "mca_prior_mean", "paper_auc", "paper_mca",
+)  # fmt: skip
+GAPS = (
+    "method", "reference", "labels", "split", "seeds",
+    "auc_gap", "auc_low", "auc_high", "mca_gap", "mca_low", "mca_high",
+)  # fmt: skip
+
+Line = Mapping[str, Any]
+"""A line of a table by its columns."""
+
+Against = dict[tuple[str, str, str, str], Line]
+"""Lines of NAME_gaps.csv by row, reference, budget and split."""
+
+
+def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
+    """Mean and spread over seeds of each row, budget and split that has a run."""
+    lines = []
+    for row in experiment.rows:
+        for labels in row.labels or experiment.labels:
+            for split in experiment.splits:
+                runs = _select(results, row.name, labels, split)
+                if not runs:
+                    continue
+                means = {
+                    f"{figure}_mean": average(runs, figure)
+                    for figure in ("auc", "mca", "auc_last20", "mca_last20", "mca_prior")
+                }
+                spreads = {f"{figure}_std": _deviation(runs, figure) for figure in ("auc", "mca")}
+                paper = [*row.paper.get(labels, []), None, None]
+                line = {"method": row.name, "labels": labels, "split": split, "seeds": len(runs), **means, **spreads}
+                lines.append(line | {"paper_auc": paper[0], "paper_mca": paper[1]})
+    return lines
+
+
+def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
+    """Every row against the first, and csda against every other, at each budget and on average over all of them."""
+    names = [row.name for row in experiment.rows]
+    pairs = [(name, names[0]) for name in names[1:]]
+    if "csda" in names[1:]:
+        pairs += [("csda", name) for name in names[1:] if name != "csda"]
+    lines = []
+    for title, reference in pairs:
+        budgets = [[labels] for labels in experiment.labels]
+        for some in [*budgets, experiment.labels] if len(budgets) > 1 else budgets:
+            for split in experiment.splits:
+                gaps = compare(results, title, reference, some, split)
+                if gaps is not None:
+                    labels = some[0] if len(some) == 1 else "all"
+                    lines.append({"method": title, "reference": reference, "labels": labels, "split": split} | gaps)
+    return lines
+
+
+def compare(
+    results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], split: str
+) -> dict[str, Any] | None:
+    """The mean paired difference to a reference over the seeds that both have at all budgets, with its 95 % bootstrap
+    interval where there are two seeds or more."""
+    runs = {
+        (run["method"], run["labels"], run["seed"]): run
+        for run in results
+        if run["split"] == split and run["labels"] in budgets
+    }
+    seeds = sorted({seed for *_, seed in runs})
+    shared = [s for s in seeds if all((name, labels, s) in runs for name in (title, reference) for labels in budgets)]
+    if not shared:
+        return None
+    gaps: dict[str, Any] = {"seeds": len(shared)}
+    for figure in ("auc", "mca"):
+        differences = np.array(
+            [
+                mean(runs[title, labels, s][figure] - runs[reference, labels, s][figure] for labels in budgets)
+                for s in shared
+            ]
+        )
+        low, high = metrics.paired_interval(differences) if len(shared) > 1 else (None, None)
+        gaps |= {f"{figure}_gap": float(differences.mean()), f"{figure}_low": low, f"{figure}_high": high}
+    return gaps
+
+
+def format_page(
+    experiment: Experiment,
+    results: Sequence[Line],
+    summary: Sequence[Line],
+    gaps: Sequence[Line],
+    about: Mapping[str, Any],
+    missing: Sequence[Line],
+) -> str:
+    """The page of a table: what was run, the table, csda against the others, and what is missing."""
+    reference = experiment.rows[0].name
+    against: Against = {(gap["method"], gap["reference"], gap["labels"], gap["split"]): gap for gap in gaps}
+    lines = [
+        f"# {experiment.title}",
+        "",
+        *([experiment.note.strip(), ""] if experiment.note else []),
+        f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, at commit "
+        f"{', '.join(about['commit'])}, on {'; '.join(about['machine'])}, torch {', '.join(about['torch'])}. Test "
+        f"figures at the epoch of best validation AUC, mean ± standard deviation over seeds; differences to "
+        f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside.",
+        "",
+    ]
+    if missing:
+        lines += [f"**Incomplete: {_count(len(missing), 'run')} of this grid are missing**, listed at the end.", ""]
+    seen = any(run.get("auc_unseen") is not None for run in results)
+    titles = ["method", "labels", "split", "seeds", "AUC", "MCA", "ΔAUC", "ΔMCA", "last 20 epochs", "MCA ÷ prior"]
+    titles += ["validation, last 20", *(["unseen groups"] if seen else [])]
+    titles += ["paper", "paper ΔAUC / ΔMCA"] if any(line["paper_auc"] is not None for line in summary) else []
+    lines += _table_head(titles)
+    first = {(line["labels"], line["split"]): line for line in summary if line["method"] == reference}
+    for line in summary:
+        runs = _select(results, line["method"], line["labels"], line["split"])
+        place = line["labels"], line["split"]
+        gap = against.get((line["method"], reference, *place))
+        cells = [
+            line["method"],
+            line["labels"],
+            line["split"],
+            str(line["seeds"]),
+            _spread(line["auc_mean"], line["auc_std"]),
+            _spread(line["mca_mean"], line["mca_std"]),
+            *_points(gap),
+            f"{format_number(line['auc_last20_mean'])} / {format_number(line['mca_last20_mean'])}",
+            format_number(line["mca_prior_mean"]),
+            f"{format_number(average(runs, 'val_auc_last20'))} / {format_number(average(runs, 'val_mca_last20'))}",
+        ]
+        if seen:
+            cells.append(f"{format_number(average(runs, 'auc_unseen'))} / {format_number(average(runs, 'mca_unseen'))}")
+        lines.append(_table_row([*cells, *_paper(line, first.get(place))][: len(titles)]))
+    lines += ["", *_format_against(gaps, "csda", reference), *_format_budgets(experiment, summary, against)]
+    lines += [*_format_findings(experiment, results), *_format_missing(missing)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _format_against(gaps: Sequence[Line], title: str, reference: str) -> list[str]:
+    """A section with the differences of one row to all but the first, which has them in its own table."""
+    own = [gap for gap in gaps if gap["method"] == title and gap["labels"] != "all" and gap["reference"] != reference]
+    if not own:
+        return []
+    lines = [
+        f"## {title} against the others",
+        "",
+        *_table_head(["against", "labels", "split", "seeds", "ΔAUC", "ΔMCA"]),
+    ]
+    for gap in own:
+        lines.append(_table_row([gap["reference"], gap["labels"], gap["split"], str(gap["seeds"]), *_points(gap)]))
+    return [*lines, ""]
+
+
+def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Against) -> list[str]:
+    """A section with the means over all budgets of the rows that have them all."""
+    if len(experiment.labels) == 1:
+        return []
+    reference = experiment.rows[0].name
+    lines = []
+    for row in experiment.rows:
+        for split in experiment.splits:
+            own = [line for line in summary if (line["method"], line["split"]) == (row.name, split)]
+            if len(own) == len(experiment.labels):
+                figures = [format_number(mean(line[f"{figure}_mean"] for line in own)) for figure in ("auc", "mca")]
+                gap = against.get((row.name, reference, "all", split))
+                lines.append(_table_row([row.name, split, *figures, *_points(gap)]))
+    head = ["## Mean over budgets", "", *_table_head(["method", "split", "AUC", "MCA", "ΔAUC", "ΔMCA"])]
+    return [*head, *lines, ""] if lines else []
+
+
+def _format_findings(experiment: Experiment, results: Sequence[Line]) -> list[str]:
+    """Sections with the mean AUC of each label, where an image may have several."""
+    classes = list_classes(results)
+    if any(run["mca_prior"] is not None for run in results):
+        return []
+    lines = []
+    for labels in experiment.labels:
+        for split in experiment.splits:
+            rows = {row.name: runs for row in experiment.rows if (runs := _select(results, row.name, labels, split))}
+            lines += [f"## AUC of each label, {labels} labeled, split {split}", "", *_table_head(["", *rows])]
+            for name in classes:
+                cells = [format_number(average(runs, f"class_auc_{name}")) for runs in rows.values()]
+                lines.append(_table_row([name, *cells]))
+            lines.append("")
+    return lines
+
+
+def _format_missing(missing: Sequence[Line]) -> list[str]:
+    seeds: dict[tuple[str, str, str], list[str]] = {}
+    for line in missing:
+        seeds.setdefault((line["method"], line["split"], line["labels"]), []).append(str(line["seed"]))
+    budgets: dict[tuple[str, str, str], list[str]] = {}
+    for (title, split, labels), some in seeds.items():
+        budgets.setdefault((title, split, ", ".join(some)), []).append(labels)
+    lines = [
+        f"- {title}, {', '.join(labels)} labels, split {split}: seeds {some}"
+        for (title, split, some), labels in budgets.items()
+    ]
+    return ["## Missing", "", *lines] if lines else []
+
+
+def list_classes(results: Sequence[Line]) -> list[str]:
+    """The classes that lines of NAME_runs.csv have columns for."""
+    return [column.removeprefix("recall_") for column in results[0] if column.startswith("recall_")]
+
+
+def _select(results: Iterable[Line], title: str, labels: str, split: str) -> list[Line]:
+    return [run for run in results if (run["method"], run["labels"], run["split"]) == (title, labels, split)]
+
+
+def average(runs: Iterable[Line], figure: str) -> float | None:
+    """The mean of a figure over the lines in which it is known."""
+    values = [run[figure] for run in runs if run.get(figure) is not None]
+    return mean(values) if values else None
+
+
+def _deviation(runs: Iterable[Line], figure: str) -> float | None:
+    values = [run[figure] for run in runs if run[figure] is not None]
+    return stdev(values) if len(values) > 1 else None
+
+
+def format_number(value: float | None) -> str:
+    """A figure as the pages show it; a dash where it is not known."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _spread(value: float | None, deviation: float | None) -> str:
+    return format_number(value) if deviation is None else f"{format_number(value)} ± {format_number(deviation)}"
+
+
+def _points(gap: Line | None) -> list[str]:
+    """The differences in AUC and MCA in points, in bold where the interval leaves zero out."""
+    if gap is None:
+        return ["", ""]
+    cells = []
+    for figure in ("auc", "mca"):
+        value, low, high = (gap[f"{figure}_{part}"] for part in ("gap", "low", "high"))
+        text = f"{100 * value:+.1f}"
+        if low is not None:
+            text = f"**{text}**" if low * high > 0 else text
+            text += f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+        cells.append(text)
+    return cells
+
+
+def _paper(line: Line, reference: Line | None) -> list[str]:
+    """What the paper has for a line, and its difference to the reference in points."""
+    figures = [line["paper_auc"], line["paper_mca"]]
+    known = [value for value in figures if value is not None]
+    gaps = []
+    if reference is not None and reference["method"] != line["method"]:
+        theirs = [reference["paper_auc"], reference["paper_mca"]]
+        pairs = zip(figures, theirs, strict=True)
+        gaps = [f"{100 * (own - other):+.1f}" for own, other in pairs if own is not None and other is not None]
+    return [" / ".join(format_number(value) for value in known), " / ".join(gaps)]
+
+
+def _table_head(titles: Sequence[str]) -> list[str]:
+    return [_table_row(titles), _table_row(["---"] * len(titles)).replace(" ", "")]
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,32 @@
+"""The tables of a grid follow from its lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from csda.report import summary
+
+
+def test_paired_differences_are_taken_seed_by_seed() -> None:
+    results = [
+        {"method": name, "labels": labels, "split": "random", "seed": seed, "auc": auc, "mca": auc / 2}
+        for name, labels, aucs in (
+            ("a", "9", (0.5, 0.7)),
+            ("a", "30", (0.5, 0.7)),
+            ("b", "9", (0.6, 0.9)),
+            ("b", "30", (0.7, 1.0)),
+        )
+        for seed, auc in enumerate(aucs)
+    ]
+    gaps = summary.compare(results, "b", "a", ["9"], "random")
+    assert gaps is not None
+    assert gaps["seeds"] == 2
+    assert [gaps[key] for key in ("auc_gap", "auc_low", "auc_high")] == pytest.approx([0.15, 0.1, 0.2])
+    assert gaps["mca_gap"] == pytest.approx(0.075)
+    both = summary.compare(results, "b", "a", ["9", "30"], "random")
+    assert both is not None
+    assert [both[key] for key in ("auc_gap", "auc_low", "auc_high")] == pytest.approx([0.2, 0.15, 0.25])
+    single = summary.compare(results[:1] + results[4:], "b", "a", ["9"], "random")
+    assert single is not None
+    assert (single["seeds"], single["auc_low"]) == (1, None)
+    assert summary.compare(results, "b", "c", ["9"], "random") is None
