@@ -32,6 +32,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines, no bars
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see `csda methods`.")
 ]
+Rounds = Annotated[int, typer.Option(min=1, help="Times that each is measured.")]
+Seconds = Annotated[float, typer.Option(help="After so long nothing new is begun.")]
+FiguresFile = Annotated[Path | None, typer.Option(help="JSON to write.")]
 
 
 @app.command()
@@ -227,9 +230,9 @@ def bench_step(
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of images for loader and starts.  [default: drawn]")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 15,
-    seconds: Annotated[float, typer.Option(help="After so long nothing new is begun.")] = 120.0,
-    out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
+    rounds: Rounds = 15,
+    seconds: Seconds = 120.0,
+    out: FiguresFile = None,
 ) -> None:
     """Time a step of each method against the bare step, the device, a loader and several runs at once."""
     from csda.bench import bench_step
@@ -245,9 +248,9 @@ def bench_scale(
     unlabeled: Annotated[list[int] | None, typer.Option(min=1, help="Unlabeled images; repeatable.")] = None,
     classes: Annotated[list[int] | None, typer.Option(min=2, help="Classes; repeatable.")] = None,
     capacity: Annotated[list[int] | None, typer.Option(min=1, help="Slots of the queue; repeatable.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 5,
-    seconds: Annotated[float, typer.Option(help="After so long nothing new is begun.")] = 120.0,
-    out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
+    rounds: Rounds = 5,
+    seconds: Seconds = 120.0,
+    out: FiguresFile = None,
 ) -> None:
     """Time a step against the number of unlabeled images, of classes and of slots in the queue."""
     from csda.bench import bench_scale
@@ -266,7 +269,7 @@ def bench_scale(
 @bench_app.command("data")
 def bench_data(
     data: Annotated[Path, typer.Argument(help="Folder of images.")],
-    out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
+    out: FiguresFile = None,
 ) -> None:
     """Time decoding, a warm start and memory on a folder of images."""
     from csda.bench import bench_data

@@ -33,6 +33,7 @@ def write_report(run_folder: Path) -> Path:
     (entry,) = entries = tables.enter([run])
     page = _environment().get_template("run.html").render(
         title=f"{entry.name} on {Path(run.config['data']).name}",
+        multi_label=run.multi_label,
         entry=entry,
         images=tables.count_images(run),
         counts=tables.count_classes(run),
@@ -54,6 +55,7 @@ def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs 
     runs = [entry.run for entry in entries]
     page = _environment().get_template("comparison.html").render(
         title=title,
+        multi_label=runs[0].multi_label,
         entries=entries,
         rows=rows,
         summary=_describe_comparison(entries, rows),
