@@ -193,7 +193,7 @@ def test_killed_while_another_waits(tmp_path: Path, decoded: list[str]) -> None:
     """What a killed process had claimed is done by the one that is left."""
     dataset = make_images(tmp_path / "images", 150, grey=True)
     victim = start_worker(dataset, tmp_path / "cache", stall_at="020.png")
-    assert read_names(victim, 20)[0] == "000.png"
+    assert sorted(read_names(victim, 20)) == [record.id for record in dataset.records[:20]]
     other = start_worker(dataset, tmp_path / "cache")
     read_names(other, 40)
     victim.kill()
