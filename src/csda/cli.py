@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,6 +53,7 @@ def train(
     """Train a classifier: labels and unlabeled images in, a run folder with model and report out."""
     from csda.config import parse_assignments
     from csda.progress import choose_reporter
+    from csda.ranks import is_first
     from csda.report import write_report
     from csda.report.tables import run_table
     from csda.training import train as train_run
@@ -71,7 +71,7 @@ def train(
         resume=resume,
         reporter=choose_reporter(quiet),
     )
-    if os.environ.get("RANK", "0") != "0":  # of several processes the first one reports
+    if not is_first():
         return
     report = write_report(run.folder)
     _print(run_table(run))

@@ -7,6 +7,7 @@ which is the contract of all methods.
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -121,6 +122,13 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device = {name!r} does not exist; there are {torch.cuda.device_count()}, counted from 0")
     return device
+
+
+def name_device(device: torch.device) -> str:
+    """What a person would call it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
 
 
 def make_optimizer(

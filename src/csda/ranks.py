@@ -131,7 +131,7 @@ class _Gather(torch.autograd.Function):
 def joined_ranks() -> Iterator[Ranks]:
     """Meet the processes that `torchrun` started, where it did, for the time of a training."""
     global _store
-    if not all(name in os.environ for name in _VARIABLES):
+    if not _launched():
         yield Ranks()
         return
     rank, local_rank, size = (int(os.environ[name]) for name in _VARIABLES[:3])
@@ -150,6 +150,15 @@ def joined_ranks() -> Iterator[Ranks]:
     # After an error the others are gone, and to take leave of them could wait for ever.
     if ours:
         dist.destroy_process_group()
+
+
+def is_first() -> bool:
+    """Whether this process is on its own, or the first of those that train together: the one that reports."""
+    return not _launched() or os.environ["RANK"] == "0"
+
+
+def _launched() -> bool:
+    return all(name in os.environ for name in _VARIABLES)
 
 
 def speaks() -> bool:

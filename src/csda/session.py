@@ -33,7 +33,7 @@ from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.data.sampling import bilateral_draws, shuffled_passes
 from csda.data.splits import label_text, list_split, move_to_labeled, read_split, read_truth
 from csda.data.store import open_pixels
-from csda.engine import Engine, choose_device, make_optimizer, restore_optimizer, set_learning_rate
+from csda.engine import Engine, choose_device, make_optimizer, name_device, restore_optimizer, set_learning_rate
 from csda.errors import ConfigError, DataError
 from csda.evaluate import Floats, Ints, guess_pool, judge_pseudo_labels, predict_pool, score
 from csda.losses import ramp
@@ -232,7 +232,7 @@ class Session:
         """What is about to happen, where, and how long it takes; the time is told where no GPU makes it short."""
         config, left = self.config, self.config.epochs - epochs_done
         idle = "On the CPU" if torch.cuda.is_available() else "No GPU"
-        place = idle if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+        place = idle if self.device.type == "cpu" else name_device(self.device)
         epochs = f"{left} of {config.epochs} epochs left" if epochs_done else f"{left} epochs"
         size = f"{config.steps_per_epoch} steps on {config.image_size}×{config.image_size} images"
         time_needed = f", about {format_duration(left * self._epoch_seconds())}" if self.device.type == "cpu" else ""
@@ -377,7 +377,6 @@ class Session:
 
     def _environment(self) -> dict[str, Any]:
         dataset = self.data.dataset
-        gpu = self.device.type == "cuda"
         return {
             "csda": csda.__version__,
             "commit": _commit(),
@@ -388,9 +387,7 @@ class Session:
             "numpy": np.__version__,
             "platform": platform.platform(),
             "device": str(self.device),
-            "device_name": torch.cuda.get_device_name(self.device)
-            if gpu
-            else platform.processor() or platform.machine(),
+            "device_name": name_device(self.device),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "processes": self.ranks.size,

@@ -94,4 +94,5 @@ def _train_epoch(session: Session) -> None:
         session.begin_epoch(1)
         for inputs in session.sample(1):
             session.engine.step(session.step, *inputs)
-        session.evaluate(guesses=METHODS[session.config.method].uses_unlabeled)
+        with session.engine.arithmetic():
+            session.evaluate(guesses=METHODS[session.config.method].uses_unlabeled)

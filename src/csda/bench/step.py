@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from csda import kernels
 from csda.bench.loader import measure_loader
 from csda.bench.sessions import CLASSES, open_session, refuse_fixed, stepper
 from csda.bench.starts import measure_seeds, measure_start
@@ -173,22 +171,13 @@ def bare_stepper(session: Session) -> Action:
     """Forward, backward and update of the student on as many images as the method trains on, already augmented."""
     positions = torch.arange(images_trained_on(session), device=session.device) % len(session.parts.labeled)
     batch = session.parts.labeled.batch(positions)
-    with _conditions(session):
+    with session.engine.arithmetic():
         images = batch.weak()
 
     def compute() -> StepOutput:
         return StepOutput(session.method.labeled_loss(session.model(images), batch.targets))
 
     return lambda: session.engine.step(compute)
-
-
-@contextmanager
-def _conditions(session: Session) -> Iterator[None]:
-    """Precision and kernels as the engine has them in a step."""
-    enabled = session.config.precision == "bf16"
-    half = torch.autocast(session.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
-    with half, kernels.allowed(session.config.kernels):
-        yield
 
 
 def _parts_of_a_step(session: Session) -> dict[str, Action]:
@@ -200,7 +189,7 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
     labeled_indices, unlabeled_indices, *_ = next(session.sample(1))
     labeled, unlabeled = parts.labeled.batch(labeled_indices), parts.unlabeled.batch(unlabeled_indices)
     queued_indices, _, _ = queue.contents()
-    with _conditions(session):
+    with session.engine.arithmetic():
         seen = torch.cat((labeled.weak(), unlabeled.weak()))
         probs = method.predict(model, seen)
     labeled_probs, unlabeled_probs = probs.split((len(labeled), len(unlabeled)))
@@ -221,7 +210,7 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
 
     def alone(action: Action) -> Action:
         def without_gradient() -> None:
-            with torch.no_grad(), _conditions(session):
+            with torch.no_grad(), session.engine.arithmetic():
                 action()
 
         return as_graph(without_gradient, device, parts.labeled.generator)

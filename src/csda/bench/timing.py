@@ -18,6 +18,8 @@ from rich.table import Table
 
 import csda
 from csda.data.store import available_cores
+from csda.engine import name_device
+from csda.runs import write_whole
 
 Action = Callable[[], object]
 
@@ -135,11 +137,10 @@ def as_graph(action: Action, device: torch.device, generator: torch.Generator) -
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Where figures were measured, and with what."""
-    gpu = device.type == "cuda"
     return {
         "command": shlex.join(["csda", *sys.argv[1:]]),
         "machine": {
-            "device": torch.cuda.get_device_name(device) if gpu else platform.processor() or platform.machine(),
+            "device": name_device(device),
             "cores": available_cores(),
             "threads": torch.get_num_threads(),
             "platform": platform.platform(),
@@ -155,7 +156,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 def keep(figures: Mapping[str, Any], out: Path) -> None:
     """Write figures as JSON."""
-    out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_whole(out, json.dumps(figures, indent=1) + "\n")
 
 
 def show(figures: Mapping[str, Any]) -> None:

@@ -34,8 +34,11 @@ class ImagePool:
 
     def batch(self, indices: Tensor, pixels: Tensor | None = None) -> Batch:
         """The images at these positions, whose `pixels` [B, H, W, C] may be at hand already."""
-        pixels = self.pixels[indices] if pixels is None else pixels
+        pixels = self.look_up(indices) if pixels is None else pixels
         return Batch(indices, pixels, self.augmentation, self.generator)
+
+    def look_up(self, indices: Tensor) -> Tensor:
+        return self.pixels[indices]
 
     def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
         """One pass over the part; the last batch may be smaller."""
@@ -72,9 +75,8 @@ class StreamedPool(ImagePool):
     def __len__(self) -> int:
         return len(self.host)
 
-    def batch(self, indices: Tensor, pixels: Tensor | None = None) -> Batch:
-        pixels = self.host.take(indices) if pixels is None else pixels
-        return Batch(indices, pixels, self.augmentation, self.generator)
+    def look_up(self, indices: Tensor) -> Tensor:
+        return self.host.take(indices)
 
     def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
         order = list(self.order(batch_size, shuffled=shuffled))
@@ -94,7 +96,7 @@ class LabeledSet(ImagePool):
         self.targets = targets
 
     def batch(self, indices: Tensor, pixels: Tensor | None = None) -> LabeledBatch:
-        pixels = self.pixels[indices] if pixels is None else pixels
+        pixels = self.look_up(indices) if pixels is None else pixels
         return LabeledBatch(indices, pixels, self.augmentation, self.generator, self.targets[indices])
 
 
