@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from csda import kernels
+from csda import kernels, streams
 from csda.errors import ConfigError
 from csda.ranks import Ranks
 
@@ -252,6 +252,7 @@ class Engine:
         output.loss.backward()
         self.ranks.average(self._gradients())
         self.optimizer.step()
+        streams.join()
         values = {"loss": output.loss.detach(), **output.logs}
         figures = torch.stack([*values.values(), torch.ones_like(output.loss)]).double()
         if program.sums is None:

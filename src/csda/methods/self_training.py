@@ -21,6 +21,7 @@ from csda.losses import total_loss
 from csda.methods.base import Method, StepOutput, Task
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.models.two_stream import TwoStream
+from csda.streams import beside
 
 
 class SelfTrainingSettings(RefinementSettings):
@@ -85,7 +86,9 @@ class SelfTraining(Method):
         supervised, unsupervised = self.learn(model, labeled_images, labeled.targets, samples, targets, mask)
         # Algorithm 1 moves the teacher before this; here it labels with the average up to the step before.
         if renews and trains_first:
-            self._refresh(model, labeled_images, labeled.targets, unlabeled)
+            # What is renewed is for the next step, so it need not wait for the gradients of this one.
+            with beside(labeled_images.device, labeled, labeled_images, unlabeled):
+                self._refresh(model, labeled_images, labeled.targets, unlabeled)
         weight = settings.weight * progress if settings.weight_ramp else settings.weight
         return StepOutput(
             total_loss(supervised, unsupervised, weight),
