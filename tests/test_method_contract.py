@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from csda import streams
 from csda.config import RunConfig
 from csda.data.batches import Batch, ImagePool
 from csda.errors import ConfigError
@@ -267,6 +268,7 @@ def test_a_step_can_be_captured(name: str, settings: dict[str, Any], multi_label
         labeled_batch, unlabeled_batch = training.labeled_set.batch(labeled), training.pool.batch(unlabeled)
         loss = training.method.step(training.model, labeled_batch, unlabeled_batch, training.pool, progress).loss
         loss.backward()
+        streams.join()
         return loss
 
     stream = torch.cuda.Stream()

@@ -251,8 +251,8 @@ class Engine:
             output = compute(*inputs)
         output.loss.backward()
         self.ranks.average(self._gradients())
+        streams.join()  # the teacher's head is the student's, which now changes
         self.optimizer.step()
-        streams.join()
         values = {"loss": output.loss.detach(), **output.logs}
         figures = torch.stack([*values.values(), torch.ones_like(output.loss)]).double()
         if program.sums is None:
