@@ -31,7 +31,7 @@ def test_what_follows_sees_all_of_it(capture: bool) -> None:
     engine = Engine(optimizer, device, capture=capture)
 
     def compute(scale: torch.Tensor) -> StepOutput:
-        loss = (weight * state).mean() * scale
+        loss = (weight * state.clone()).mean() * scale  # as the contents of a queue are
         given = weight.detach() * scale
         with beside(device, given):
             total = given

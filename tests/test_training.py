@@ -286,13 +286,13 @@ def test_environment_tells_where_a_run_was_made(tiny_run: Run) -> None:
 
 def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert session._commit() is None
+    assert session.source_commit() is None
 
 
 def test_without_git_the_commit_is_what_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CSDA_COMMIT", "abc")
-    assert session._commit() == "abc"
+    assert session.source_commit() == "abc"
 
 
 def test_seeds_share_a_split_that_has_its_own(tiny_images: Path) -> None:
@@ -309,7 +309,7 @@ def test_the_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path, monke
     git.write_text(f"#!/bin/sh\necho {tmp_path}\necho 0123456789abcdef\n")
     git.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert session._commit() is None
+    assert session.source_commit() is None
 
 
 # --- data that cannot be trained on --------------------------------------------------------------------------

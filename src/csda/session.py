@@ -379,7 +379,7 @@ class Session:
         dataset = self.data.dataset
         return {
             "csda": csda.__version__,
-            "commit": _commit(),
+            "commit": source_commit(),
             "command": shlex.join(["csda", *sys.argv[1:]]),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
@@ -436,7 +436,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _commit() -> str | None:
+def source_commit() -> str | None:
     """The commit of a source checkout that the package runs from, or what CSDA_COMMIT says where there is no git."""
     here = Path(__file__).resolve().parent
     command = ["git", "rev-parse", "--show-toplevel", "HEAD"]

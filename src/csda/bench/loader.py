@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from csda.bench.sessions import open_session
-from csda.bench.timing import Deadline, figure, time_once
+from csda.bench.timing import figure, time_once
 from csda.config import RunConfig
 from csda.data import load_dataset
 from csda.data.batches import LabeledBatch, View
@@ -25,11 +25,11 @@ from csda.methods.base import StepOutput
 FILES, FILE_SIZE = 512, (200, 150)
 PREFETCHED = 2
 """Batches that each worker keeps ready."""
+ROUNDS = 5
+"""Times that every worker delivers a batch while the clock runs: they come in bursts, so a round counts as one."""
 
 
-def measure_loader(
-    chosen: Mapping[str, Any], folder: Path, data: Path | None, rounds: int, deadline: Deadline
-) -> dict[str, float]:
+def measure_loader(chosen: Mapping[str, Any], folder: Path, data: Path | None) -> dict[str, float]:
     """Milliseconds of an iteration of `nm` whose images come from a loader with a worker for each core.
 
     The step is the method's own, launched kernel by kernel, and those are torch's. Files are those of `data`, or JPEGs
@@ -40,10 +40,13 @@ def measure_loader(
     config, device, workers = session.config, session.device, available_cores()
     sizes = config.batch_size, config.unlabeled_batch_size
     images = _Images(_list_files(data) if data is not None else _draw_files(folder), config)
+    first = max(PREFETCHED * workers, 5)
+    # Exactly as many as are used, so that the workers end by themselves.
+    sampler = RandomSampler(images, replacement=True, num_samples=(first + ROUNDS * workers) * sum(sizes))
     batches = DataLoader(
         images,
         sum(sizes),
-        sampler=RandomSampler(images, replacement=True, num_samples=10**9),
+        sampler=sampler,
         num_workers=workers,
         prefetch_factor=PREFETCHED,
         pin_memory=device.type == "cuda",
@@ -64,14 +67,13 @@ def measure_loader(
 
     loaded = iter(batches)
 
-    def iterate() -> None:
-        session.engine.step(compute, next(loaded).to(device, non_blocking=True), progress)
+    def iterate(times: int) -> None:
+        for _ in range(times):
+            session.engine.step(compute, next(loaded).to(device, non_blocking=True), progress)
 
-    for _ in range(max(PREFETCHED * workers, 5)):
-        iterate()
-    milliseconds: list[float] = []
-    while len(milliseconds) < 3 or (len(milliseconds) < rounds and not deadline.passed):
-        milliseconds.append(1e3 * time_once(iterate, device))
+    iterate(first)
+    milliseconds = [1e3 * time_once(lambda: iterate(workers), device) / workers for _ in range(ROUNDS)]
+    next(loaded, None)
     return figure(milliseconds)
 
 

@@ -66,7 +66,7 @@ def bench_step(
             figures["left_out"].append(part)
         elif part == "loader":
             with tempfile.TemporaryDirectory() as folder:
-                figures["loader_step_ms"] = measure_loader(chosen, Path(folder), data, rounds, deadline)
+                figures["loader_step_ms"] = measure_loader(chosen, Path(folder), data)
             figures["loader_over_nm_like"] = figures["loader_step_ms"]["mean"] / figures["nm_like_step_ms"]["mean"]
         elif part == "start":
             figures["second_start_s"] = measure_start(chosen, data, deadline)

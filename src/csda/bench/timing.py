@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -20,6 +21,7 @@ import csda
 from csda.data.store import available_cores
 from csda.engine import name_device
 from csda.runs import write_whole
+from csda.session import source_commit
 
 Action = Callable[[], object]
 
@@ -138,7 +140,10 @@ def as_graph(action: Action, device: torch.device, generator: torch.Generator) -
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Where figures were measured, and with what."""
     return {
-        "command": shlex.join(["csda", *sys.argv[1:]]),
+        # Without the places of one machine.
+        "command": shlex.join(["csda", *(Path(word).name if word.startswith("/") else word for word in sys.argv[1:])]),
+        "commit": source_commit(),
+        "date": datetime.now(UTC).date().isoformat(),
         "machine": {
             "device": name_device(device),
             "cores": available_cores(),
