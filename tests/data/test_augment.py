@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from csda.data import augment
-from csda.data.augment import Augmentation
+from csda.data.augment import Augmentation, Selection, StandIn
 
 
 def _pixels(count: int = 4, size: int = 7, channels: int = 3, seed: int = 0) -> Tensor:
@@ -48,14 +48,14 @@ def _slow_weak(pixels: Tensor, augmentation: Augmentation, generator: torch.Gene
 @pytest.mark.parametrize("size", [7, 8])
 def test_weak_is_what_a_loop_over_pixels_gives(augmentation: Augmentation, channels: int, size: int) -> None:
     pixels = _pixels(5, size, channels)
-    images = augment.weak(pixels, augmentation, torch.Generator().manual_seed(3))
+    images = augment.weak(Selection(pixels), augmentation, torch.Generator().manual_seed(3))
     expected = _slow_weak(pixels, augmentation, torch.Generator().manual_seed(3))
     np.testing.assert_allclose(images.numpy(), expected, atol=1e-5)
 
 
 def test_without_movement_weak_is_plain() -> None:
     pixels = _pixels()
-    still = augment.weak(pixels, Augmentation(0, 0), torch.Generator())
+    still = augment.weak(Selection(pixels), Augmentation(0, 0), torch.Generator())
     torch.testing.assert_close(still, augment.plain(pixels), atol=1e-5, rtol=0)
     assert augment.plain(pixels)[1, 2, 3, 4] == pixels[1, 3, 4, 2] / 255
 
@@ -64,7 +64,7 @@ def test_movement_stays_within_its_bounds() -> None:
     size = 41
     pixels = torch.zeros(300, size, size, 1, dtype=torch.uint8)
     pixels[:, size // 2, size // 2] = 255
-    images = augment.weak(pixels, Augmentation(0, 0.1), torch.Generator().manual_seed(0))
+    images = augment.weak(Selection(pixels), Augmentation(0, 0.1), torch.Generator().manual_seed(0))
     axis = torch.arange(size, dtype=torch.float32) - size // 2
     for dim in (1, 2):
         offset = (images[:, 0].sum(dim) * axis).sum(1) / images[:, 0].sum((1, 2))
@@ -76,7 +76,7 @@ def test_movement_stays_within_its_bounds() -> None:
 @pytest.mark.parametrize("view", [augment.weak, augment.strong])
 def test_views_are_seeded_and_each_sample_has_its_own(view: object) -> None:
     assert callable(view)
-    same = _pixels(1, 16).repeat(6, 1, 1, 1)
+    same = Selection(_pixels(1, 16), torch.zeros(6, dtype=torch.int64))
     augmentation = Augmentation(flip=True)
     first = view(same, augmentation, torch.Generator().manual_seed(1))
     again = view(same, augmentation, torch.Generator().manual_seed(1))
@@ -93,12 +93,40 @@ def test_strong_stays_in_range_and_moves_more_than_weak(channels: int) -> None:
     pixels = _pixels(64, 16, channels)
     plain = augment.plain(pixels)
     generator = torch.Generator().manual_seed(0)
-    strong = augment.strong(pixels, Augmentation(), generator)
-    weak = augment.weak(pixels, Augmentation(), generator)
+    strong = augment.strong(Selection(pixels), Augmentation(), generator)
+    weak = augment.weak(Selection(pixels), Augmentation(), generator)
     assert strong.shape == plain.shape
     assert strong.min() >= 0
     assert strong.max() <= 1
     assert (strong - plain).abs().mean() > (weak - plain).abs().mean()
+
+
+def test_a_selection_is_its_rows_or_what_stands_in() -> None:
+    source, other = _pixels(6), _pixels(4, seed=1)
+    rows, other_rows = torch.tensor([5, 0, 5, 3, 1]), torch.tensor([2, 0])
+    assert Selection(source).pixels() is source
+    assert torch.equal(Selection(source, rows).pixels(), source[[5, 0, 5, 3, 1]])
+    for real, expected in ((True, source[[5, 0, 5, 3, 1]]), (False, other[[2, 0, 2, 0, 2]])):
+        selection = Selection(source, rows, StandIn(other, other_rows, torch.tensor(real)))
+        assert torch.equal(selection.pixels(), expected)
+    whole = Selection(source, rows, StandIn(other, None, torch.tensor(False)))
+    assert torch.equal(whole.pixels(), other[[0, 1, 2, 3, 0]])
+
+
+def test_a_strided_source_is_not_copied_as_a_whole() -> None:
+    source = _pixels(6)
+    strided = source.transpose(1, 2)
+    rows, real = torch.tensor([4, 1]), torch.tensor(True)
+    assert Selection(source, rows).contiguous().source is source
+    for selection in (
+        Selection(strided, rows),
+        Selection(source, torch.tensor([[4, 0], [1, 0]])[:, 0]),
+        Selection(source, rows, StandIn(strided, rows, real)),
+    ):
+        dense = selection.contiguous()
+        assert len(dense.source) == dense.size == 2
+        assert dense.source.is_contiguous()
+        assert torch.equal(dense.pixels(), selection.pixels())
 
 
 def test_cut_out_is_a_grey_square_and_no_larger_than_half_the_image() -> None:

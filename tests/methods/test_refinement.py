@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from csda.alignment import align, align_agnostic
+from csda.data.augment import Augmentation
+from csda.data.batches import ImagePool
 from csda.methods.base import Task
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.methods.self_training import SelfTraining
@@ -77,7 +79,8 @@ def test_a_sample_is_queued_under_the_label_that_exceeds_its_threshold_most() ->
             [0.10, 0.10, 0.60],  # label 2
         ]
     )
-    refinement.push(torch.tensor([5, 6, 7, 8]), aligned)
+    pool = ImagePool(torch.zeros(50, 32, 32, 3, dtype=torch.uint8), Augmentation(), torch.Generator())
+    refinement.push(pool.batch(torch.tensor([5, 6, 7, 8])), aligned)
     indices, targets, mask = refinement.queue.contents()
     held = {int(index): row for index, row in zip(indices[mask], refinement.queue.classes[mask].tolist(), strict=True)}
     assert held == {5: 0, 6: 1, 7: 3, 8: 2}

@@ -82,11 +82,11 @@ class _LoadedBatch(LabeledBatch):
 
     def __init__(self, images: Tensor, targets: Tensor) -> None:
         self.indices = torch.arange(len(images), device=images.device)
-        self.images = images
+        self.loaded = images
         self.targets = targets
 
     def view(self, view: View) -> Tensor:
-        return self.images
+        return self.loaded
 
 
 class _Images(Dataset[Tensor]):

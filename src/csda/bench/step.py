@@ -205,7 +205,7 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
         method.refinement.refine(unlabeled_probs)
 
     def keep_queue() -> None:
-        method.refinement.push(unlabeled_indices, aligned)
+        method.refinement.push(unlabeled, aligned)
         queue.contents()
 
     def alone(action: Action) -> Action:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,51 +27,90 @@ class Augmentation:
     flip: bool = False
 
 
+class StandIn(NamedTuple):
+    """Images that are shown where `real`, a 0-dim bool on the device, is false; from the first again if too few."""
+
+    source: Tensor
+    rows: Tensor | None
+    real: Tensor
+
+
+class Selection(NamedTuple):
+    """Where the images of a batch lie: `rows` [B] of `source`, uint8 [N, H, W, C], or all of it.
+
+    So they need not be brought together before a kernel reads them, and whether others stand in need not be known on
+    the host.
+    """
+
+    source: Tensor
+    rows: Tensor | None = None
+    stand_in: StandIn | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.source if self.rows is None else self.rows)
+
+    def pixels(self) -> Tensor:
+        """The images themselves, [B, H, W, C]."""
+        pixels = self.source if self.rows is None else self.source[self.rows]
+        if self.stand_in is None:
+            return pixels
+        others = Selection(*self.stand_in[:2]).pixels()
+        others = others[torch.arange(self.size, device=others.device) % len(others)]
+        return torch.where(self.stand_in.real, pixels, others)
+
+    def contiguous(self) -> Selection:
+        """The same images with no gaps in memory, for which these alone are copied and never a whole source."""
+        tensors = (self.source, self.rows, *(self.stand_in or ()))
+        dense = all(tensor is None or tensor.is_contiguous() for tensor in tensors)
+        return self if dense else Selection(self.pixels().contiguous())
+
+
 def plain(pixels: Tensor) -> Tensor:
     """uint8 [B, H, W, C] to float [B, C, H, W] in [0, 1], nothing else."""
     return pixels.permute(0, 3, 1, 2).float().div_(255.0)
 
 
-def weak(pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
-    """The paper's augmentation of pixels [B, H, W, C]; float [B, C, H, W] in [0, 1]."""
-    draws = _uniform(len(pixels), 5, pixels.device, generator)
+def weak(images: Selection, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+    """The paper's augmentation of images; float [B, C, H, W] in [0, 1]."""
+    draws = _uniform(images.size, 5, images.source.device, generator)
     rotation, translation = math.radians(augmentation.rotation), 2.0 * augmentation.translation
-    if kernels.usable(pixels):
+    if kernels.usable(images.source):
         from csda.kernels import sampling
 
         return sampling.weak(
-            pixels.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype()
+            *images.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype()
         )
     angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
     mirror = _signs(draws[:, 3:5]) if augmentation.flip else torch.ones_like(shift)
-    return _warp(plain(pixels), angle, shift, mirror)
+    return _warp(plain(images.pixels()), angle, shift, mirror)
 
 
-def strong(pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
-    """A strong view of pixels [B, H, W, C]: wide affine map, brightness, contrast, saturation, cut-out."""
-    draws = _uniform(len(pixels), 12, pixels.device, generator)
+def strong(images: Selection, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+    """A strong view of images: wide affine map, brightness, contrast, saturation, cut-out."""
+    draws = _uniform(images.size, 12, images.source.device, generator)
     rotation, translation = math.radians(max(30.0, augmentation.rotation)), 2.0 * max(0.2, augmentation.translation)
-    if kernels.usable(pixels):
+    if kernels.usable(images.source):
         from csda.kernels import sampling
 
         return sampling.strong(
-            pixels.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype()
+            *images.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype()
         )
     angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
     mirror = _signs(draws[:, 3:5]) if augmentation.flip else torch.ones_like(shift)
-    images = _warp(plain(pixels), angle, shift, mirror)
+    views = _warp(plain(images.pixels()), angle, shift, mirror)
 
     # Two of the three changes of colour apply to each sample: `left_out` names the third.
     left_out = ((draws[:, 5] + 1.0) * 1.5).long().clamp_(0, 2)
     strength = 1.0 + 0.9 * draws[:, 6:9]
     strength = strength.scatter(1, left_out[:, None], 1.0)[:, :, None, None, None]
     brightness, contrast, saturation = strength.unbind(1)
-    images = images * brightness
-    average = images.mean(dim=(1, 2, 3), keepdim=True)
-    images = average + (images - average) * contrast
-    grey = images.mean(dim=1, keepdim=True)
-    images = (grey + (images - grey) * saturation).clamp(0.0, 1.0)
-    return _cut_out(images, centre=draws[:, 9:11], side=0.25 * (draws[:, 11] + 1.0))
+    views = views * brightness
+    average = views.mean(dim=(1, 2, 3), keepdim=True)
+    views = average + (views - average) * contrast
+    grey = views.mean(dim=1, keepdim=True)
+    views = (grey + (views - grey) * saturation).clamp(0.0, 1.0)
+    return _cut_out(views, centre=draws[:, 9:11], side=0.25 * (draws[:, 11] + 1.0))
 
 
 def _uniform(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:

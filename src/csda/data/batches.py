@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from csda.data import augment
-from csda.data.augment import Augmentation
+from csda.data.augment import Augmentation, Selection, StandIn
 from csda.data.streaming import HostPixels
 
 View = Literal["weak", "strong", "plain"]
@@ -34,11 +34,10 @@ class ImagePool:
 
     def batch(self, indices: Tensor, pixels: Tensor | None = None) -> Batch:
         """The images at these positions, whose `pixels` [B, H, W, C] may be at hand already."""
-        pixels = self.look_up(indices) if pixels is None else pixels
-        return Batch(indices, pixels, self.augmentation, self.generator)
+        return Batch(indices, self.select(indices, pixels), self.augmentation, self.generator)
 
-    def look_up(self, indices: Tensor) -> Tensor:
-        return self.pixels[indices]
+    def select(self, indices: Tensor, pixels: Tensor | None) -> Selection:
+        return Selection(self.pixels, indices) if pixels is None else Selection(pixels)
 
     def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
         """One pass over the part; the last batch may be smaller."""
@@ -75,8 +74,8 @@ class StreamedPool(ImagePool):
     def __len__(self) -> int:
         return len(self.host)
 
-    def look_up(self, indices: Tensor) -> Tensor:
-        return self.host.take(indices)
+    def select(self, indices: Tensor, pixels: Tensor | None) -> Selection:
+        return Selection(self.host.take(indices) if pixels is None else pixels)
 
     def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
         order = list(self.order(batch_size, shuffled=shuffled))
@@ -96,27 +95,34 @@ class LabeledSet(ImagePool):
         self.targets = targets
 
     def batch(self, indices: Tensor, pixels: Tensor | None = None) -> LabeledBatch:
-        pixels = self.look_up(indices) if pixels is None else pixels
-        return LabeledBatch(indices, pixels, self.augmentation, self.generator, self.targets[indices])
+        images = self.select(indices, pixels)
+        return LabeledBatch(indices, images, self.augmentation, self.generator, self.targets[indices])
 
 
 class Batch:
     """Some images of a part. Each view is drawn when it is asked for, and anew each time."""
 
-    def __init__(self, indices: Tensor, pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> None:
+    def __init__(
+        self, indices: Tensor, images: Selection, augmentation: Augmentation, generator: torch.Generator
+    ) -> None:
         self.indices = indices
-        self.pixels = pixels
+        self.images = images
         self._augmentation = augmentation
         self._generator = generator
 
     def __len__(self) -> int:
         return len(self.indices)
 
+    @property
+    def pixels(self) -> Tensor:
+        """The images themselves, uint8 [B, H, W, C], brought together when they are asked for."""
+        return self.images.pixels()
+
     def view(self, view: View) -> Tensor:
         if view == "weak":
-            return augment.weak(self.pixels, self._augmentation, self._generator)
+            return augment.weak(self.images, self._augmentation, self._generator)
         if view == "strong":
-            return augment.strong(self.pixels, self._augmentation, self._generator)
+            return augment.strong(self.images, self._augmentation, self._generator)
         return augment.plain(self.pixels)
 
     def weak(self) -> Tensor:
@@ -125,6 +131,11 @@ class Batch:
     def strong(self) -> Tensor:
         return self.view("strong")
 
+    def where(self, real: Tensor, others: Batch) -> Batch:
+        """This batch where `real`, a 0-dim bool on the device, is true; otherwise it shows the others in turn."""
+        images = self.images._replace(stand_in=StandIn(others.images.source, others.images.rows, real))
+        return Batch(self.indices, images, self._augmentation, self._generator)
+
 
 class LabeledBatch(Batch):
     """A batch of the labeled part, with its targets."""
@@ -132,10 +143,10 @@ class LabeledBatch(Batch):
     def __init__(
         self,
         indices: Tensor,
-        pixels: Tensor,
+        images: Selection,
         augmentation: Augmentation,
         generator: torch.Generator,
         targets: Tensor,
     ) -> None:
-        super().__init__(indices, pixels, augmentation, generator)
+        super().__init__(indices, images, augmentation, generator)
         self.targets = targets

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,21 @@ from torch import Tensor
 
 BLOCK = 256
 """Pixels that a program takes at a time."""
+
+
+@triton.jit
+def _find(source, rows, stand_in, stand_in_rows, number, real, sample, SIZE: tl.constexpr):
+    """Where the image of a sample begins, counted in 64 bits: a part may have more than 2³¹ bytes."""
+    row = sample
+    if rows is not None:
+        row = tl.load(rows + sample)
+    image = source + row.to(tl.int64) * SIZE
+    if stand_in is not None:
+        row = sample % number
+        if stand_in_rows is not None:
+            row = tl.load(stand_in_rows + row)
+        image = tl.where(tl.load(real), image, stand_in + row.to(tl.int64) * SIZE)
+    return image
 
 
 @triton.jit
@@ -38,7 +55,7 @@ def _float(number):
 
 @triton.jit
 def _sample(
-    source, channel, pixel, xx, xy, x0, yx, yy, y0,
+    image, channel, pixel, xx, xy, x0, yx, yy, y0,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """One channel at the places that an affine map gives, bilinear, zeros outside, in [0, 1]."""
@@ -49,7 +66,7 @@ def _sample(
     left, top = tl.floor(x), tl.floor(y)
     part_x, part_y = x - left, y - top
     column, row = left.to(tl.int32), top.to(tl.int32)
-    first = source + (row * WIDTH + column) * CHANNELS + channel
+    first = image + (row * WIDTH + column) * CHANNELS + channel
     inside = pixel < HEIGHT * WIDTH
     in_left, in_right = inside & (column >= 0) & (column < WIDTH), inside & (column >= -1) & (column < WIDTH - 1)
     in_top, in_bottom = (row >= 0) & (row < HEIGHT), (row >= -1) & (row < HEIGHT - 1)
@@ -64,28 +81,28 @@ def _sample(
 
 @triton.jit
 def _weak(
-    pixels, draws, views, rotation, translation,
+    source, rows, stand_in, stand_in_rows, number, real, draws, views, rotation, translation,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0)
     xx, xy, x0, yx, yy, y0 = _affine(draws + sample * 5, rotation, translation, FLIP)
-    source = pixels + sample.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS)
+    image = _find(source, rows, stand_in, stand_in_rows, number, real, sample, HEIGHT * WIDTH * CHANNELS)
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     target = views + sample.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS) + pixel
     for channel in tl.static_range(CHANNELS):
-        value = _sample(source, channel, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
+        value = _sample(image, channel, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
         tl.store(target + channel * (HEIGHT * WIDTH), value.to(views.dtype.element_ty), pixel < HEIGHT * WIDTH)
 
 
 @triton.jit
 def _strong(
-    pixels, draws, views, rotation, translation,
+    source, rows, stand_in, stand_in_rows, number, real, draws, views, rotation, translation,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0)
     draws += sample * 12
     xx, xy, x0, yx, yy, y0 = _affine(draws, rotation, translation, FLIP)
-    source = pixels + sample.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS)
+    image = _find(source, rows, stand_in, stand_in_rows, number, real, sample, HEIGHT * WIDTH * CHANNELS)
     left_out = tl.minimum(((tl.load(draws + 5) + 1.0) * 1.5).to(tl.int32), 2)
     brightness = tl.where(left_out == 0, 1.0, 1.0 + 0.9 * tl.load(draws + 6))
     contrast = tl.where(left_out == 1, 1.0, 1.0 + 0.9 * tl.load(draws + 7))
@@ -95,7 +112,7 @@ def _strong(
     for start in range(0, HEIGHT * WIDTH, BLOCK):
         pixel = start + tl.arange(0, BLOCK)
         for channel in tl.static_range(CHANNELS):
-            total += _sample(source, channel, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
+            total += _sample(image, channel, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
     average = tl.sum(total, 0) * brightness / (HEIGHT * WIDTH * CHANNELS)
 
     centre_x, centre_y = tl.load(draws + 9), tl.load(draws + 10)
@@ -108,14 +125,14 @@ def _strong(
         inside = pixel < HEIGHT * WIDTH
         target = views + sample.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS) + pixel
         kind = views.dtype.element_ty
-        red = _sample(source, 0, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
+        red = _sample(image, 0, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
         red = average + (red * brightness - average) * contrast
         if CHANNELS == 1:
             tl.store(target, tl.where(kept, tl.minimum(tl.maximum(red, 0.0), 1.0), 0.5).to(kind), inside)
         else:
-            green = _sample(source, 1, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
+            green = _sample(image, 1, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
             green = average + (green * brightness - average) * contrast
-            blue = _sample(source, 2, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
+            blue = _sample(image, 2, pixel, xx, xy, x0, yx, yy, y0, HEIGHT, WIDTH, CHANNELS)
             blue = average + (blue * brightness - average) * contrast
             grey = (red + green + blue) / 3.0
             red = tl.minimum(tl.maximum(grey + (red - grey) * saturation, 0.0), 1.0)
@@ -126,30 +143,59 @@ def _strong(
             tl.store(target + 2 * HEIGHT * WIDTH, tl.where(kept, blue, 0.5).to(kind), inside)
 
 
-def weak(pixels: Tensor, draws: Tensor, rotation: float, translation: float, flip: bool, dtype: torch.dtype) -> Tensor:
-    """Views [B, C, H, W] of pixels [B, H, W, C], one or three channels; `draws` [B, 5] are from [−1, 1).
+def weak(
+    source: Tensor,
+    rows: Tensor | None,
+    stand_in: tuple[Tensor, Tensor | None, Tensor] | None,
+    draws: Tensor,
+    rotation: float,
+    translation: float,
+    flip: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Views [B, C, H, W] of a `csda.data.augment.Selection`, of one or three channels; `draws` [B, 5] are from [−1, 1).
 
     `rotation` in radians and `translation` in half image widths are the most that a draw can mean.
     """
-    views, (height, width, channels) = _views(pixels, dtype)
-    grid = (len(pixels), triton.cdiv(height * width, BLOCK))
-    with torch.cuda.device_of(pixels):
-        _weak[grid](pixels, draws, views, rotation, translation, height, width, channels, flip, BLOCK, num_warps=4)
+    views, (height, width, channels) = _views(source, draws, dtype)
+    grid = (len(draws), triton.cdiv(height * width, BLOCK))
+    with torch.cuda.device_of(source):
+        _weak[grid](
+            source, rows, *_others(stand_in), draws, views, rotation, translation,
+            height, width, channels, flip, BLOCK, num_warps=4,
+        )  # fmt: skip
     return views
 
 
 def strong(
-    pixels: Tensor, draws: Tensor, rotation: float, translation: float, flip: bool, dtype: torch.dtype
+    source: Tensor,
+    rows: Tensor | None,
+    stand_in: tuple[Tensor, Tensor | None, Tensor] | None,
+    draws: Tensor,
+    rotation: float,
+    translation: float,
+    flip: bool,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Like `weak`, with changes of colour and a cut-out; `draws` [B, 12]."""
-    views, (height, width, channels) = _views(pixels, dtype)
-    with torch.cuda.device_of(pixels):
-        _strong[(len(pixels),)](
-            pixels, draws, views, rotation, translation, height, width, channels, flip, BLOCK, num_warps=8
-        )
+    views, (height, width, channels) = _views(source, draws, dtype)
+    with torch.cuda.device_of(source):
+        _strong[(len(draws),)](
+            source, rows, *_others(stand_in), draws, views, rotation, translation,
+            height, width, channels, flip, BLOCK, num_warps=8,
+        )  # fmt: skip
     return views
 
 
-def _views(pixels: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[int, int, int]]:
-    batch, height, width, channels = pixels.shape
-    return torch.empty(batch, channels, height, width, dtype=dtype, device=pixels.device), (height, width, channels)
+def _others(stand_in: tuple[Tensor, Tensor | None, Tensor] | None) -> tuple[Any, ...]:
+    """Source, rows and number of the images that stand in, and whether they need not."""
+    if stand_in is None:
+        return None, None, None, None
+    source, rows, real = stand_in
+    return source, rows, len(source if rows is None else rows), real
+
+
+def _views(source: Tensor, draws: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[int, int, int]]:
+    _, height, width, channels = source.shape
+    views = torch.empty(len(draws), channels, height, width, dtype=dtype, device=source.device)
+    return views, (height, width, channels)

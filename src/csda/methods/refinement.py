@@ -109,12 +109,13 @@ class Refinement(nn.Module):
             return (aligned > 0.5).to(aligned.dtype)
         return torch.zeros_like(aligned).scatter_(-1, aligned.argmax(dim=-1, keepdim=True), 1.0)
 
-    def push(self, indices: Tensor, aligned: Tensor, images: Tensor | None = None) -> None:
+    def push(self, samples: Batch, aligned: Tensor) -> None:
         """Offer samples to the queue, Eq. (15) to (17), with their images where it is to hold them."""
         assert self.queue is not None
+        images = None if self.queue.images is None else samples.pixels
         labeled_confidence, unlabeled_confidence = self._queue_confidences()
         membership = self._membership(aligned, unlabeled_confidence) if self.task.multi_label else aligned
-        self.queue.push(indices, membership, labeled_confidence, unlabeled_confidence, aligned, images)
+        self.queue.push(samples.indices, membership, labeled_confidence, unlabeled_confidence, aligned, images)
 
     def queued(self, labeled: LabeledBatch, pool: ImagePool) -> tuple[Batch, Tensor, Tensor]:
         """The queue's samples with their aligned guesses and a mask of the filled slots, always of the same shape.
@@ -124,9 +125,7 @@ class Refinement(nn.Module):
         """
         assert self.queue is not None
         indices, aligned, mask = self.queue.contents()
-        batch = pool.batch(indices, self.queue.images)
-        stand_in = labeled.pixels[torch.arange(len(indices), device=indices.device) % len(labeled)]
-        batch.pixels = torch.where(mask.any(), batch.pixels, stand_in)
+        batch = pool.batch(indices, self.queue.images).where(mask.any(), labeled)
         return batch, aligned, mask
 
     def resume(self, pool: ImagePool) -> None:

@@ -164,7 +164,7 @@ class SelfTraining(Method):
             self.refinement.observe_labeled(labeled_probs, targets)
         aligned = self.refinement.refine(unlabeled_probs)
         if self.refinement.queue is not None:
-            self.refinement.push(unlabeled.indices, aligned, unlabeled.pixels)
+            self.refinement.push(unlabeled, aligned)
         return aligned
 
     def _refresh_all(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
