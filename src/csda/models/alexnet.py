@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from csda import kernels
 from csda.models.dropout import Dropout
+from csda.models.linear import Linear
 
 FEATURES = 256
 _CHANNELS = (32, 32, 64, 64, 128)
@@ -56,10 +57,10 @@ def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> nn.Sequenti
     linear = nn.Sequential(
         nn.Flatten(),
         Dropout(dropout),
-        nn.Linear(flat, _HIDDEN),
+        Linear(flat, _HIDDEN),
         nn.ReLU(),
         Dropout(dropout),
-        nn.Linear(_HIDDEN, FEATURES),
+        Linear(_HIDDEN, FEATURES),
     )
     return AlexNet(*blocks, linear)
 

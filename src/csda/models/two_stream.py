@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from csda.models.alexnet import FEATURES
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.dropout import Dropout
+from csda.models.linear import Linear
 from csda.ranks import Ranks
 
 
@@ -31,7 +32,7 @@ class TwoStream(nn.Module):
         super().__init__()
         self.student = encoder
         self.teacher = deepcopy(encoder).requires_grad_(False)
-        self.head = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, num_outputs))
+        self.head = nn.Sequential(nn.ReLU(), Linear(FEATURES, num_outputs))
         self.teacher_trains = teacher_trains
         self.ranks = Ranks()
 
