@@ -64,16 +64,17 @@ class Ranks:
     def first(self) -> bool:
         return self.rank == 0
 
-    def map(self, network: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
-        """What a network gives for all samples [B, …], of which each process passes its part."""
+    def map(self, network: Callable[..., Tensor], *samples: Tensor) -> Tensor:
+        """What a network gives for all samples, tensors [B, …] one after the other; each process passes its part."""
         if self.alone:
-            return network(samples)
-        self.count = len(samples)
+            return network(*samples)
+        together = torch.cat(samples)
+        self.count = len(together)
         try:
-            part = network(self.part(samples))
+            part = network(self.part(together))
         finally:
             self.count = None
-        gathered: Tensor = _Gather.apply(part, self, len(samples))  # type: ignore[no-untyped-call]
+        gathered: Tensor = _Gather.apply(part, self, len(together))  # type: ignore[no-untyped-call]
         return gathered
 
     def part(self, values: Tensor) -> Tensor:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
+import pytest
 import torch
 
 from csda.models.alexnet import alexnet
+from csda.models.backbones import BACKBONES, build_encoder
 from csda.models.two_stream import TwoStream, probabilities
 
 
@@ -68,3 +72,21 @@ def test_probabilities_are_a_distribution_or_one_a_label() -> None:
     logits = torch.tensor([[1.0, -1.0, 0.0]])
     torch.testing.assert_close(probabilities(logits, False).sum(), torch.tensor(1.0))
     torch.testing.assert_close(probabilities(logits, True), torch.sigmoid(logits))
+
+
+@pytest.mark.parametrize("backbone", sorted(BACKBONES))
+def test_several_tensors_of_images_pass_as_one(backbone: str) -> None:
+    torch.manual_seed(0)
+    model = TwoStream(build_encoder(backbone, 32, 3, dropout=0.0), 4)
+    twin = deepcopy(model)
+    images = torch.rand(7, 3, 32, 32)
+    parts = images.split((2, 4, 1))
+    for together, apart in (
+        (model(images), twin(*parts)),
+        (model.teach(images), twin.teach(*parts)),
+        (model.guess(images), twin.guess(*parts)),
+        (model.teach(images[2:]), twin.teach(images[:0], images[2:])),
+    ):
+        assert torch.equal(together, apart)
+    for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -190,8 +190,8 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
     labeled, unlabeled = parts.labeled.batch(labeled_indices), parts.unlabeled.batch(unlabeled_indices)
     queued_indices, _, _ = queue.contents()
     with session.engine.arithmetic():
-        seen = torch.cat((labeled.weak(), unlabeled.weak()))
-        probs = method.predict(model, seen)
+        seen = labeled.weak(), unlabeled.weak()
+        probs = method.predict(model, *seen)
     labeled_probs, unlabeled_probs = probs.split((len(labeled), len(unlabeled)))
     aligned = method.refinement.refine(unlabeled_probs)
 
@@ -217,7 +217,7 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
 
     return {
         "augmentation": alone(augment),
-        "teacher pass": alone(lambda: method.predict(model, seen)),
+        "teacher pass": alone(lambda: method.predict(model, *seen)),
         "teacher average": alone(lambda: model.update_teacher(method.settings.teacher_momentum)),
         "alignment": alone(align),
         "queue": alone(keep_queue),

@@ -470,14 +470,15 @@ class _Saved(NamedTuple):
 
 
 def run_blocks(
-    inputs: Tensor, norms: Sequence[nn.BatchNorm2d], parameters: Sequence[Tensor], dtype: torch.dtype
+    inputs: Sequence[Tensor], norms: Sequence[nn.BatchNorm2d], parameters: Sequence[Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Consecutive blocks, from images or a normalised input [B, C, H, W] to the normalised output of the last.
+    """Consecutive blocks, from images or one normalised input [B, C, H, W] to the normalised output of the last.
 
     `parameters` are weight, bias, γ and β of each block; `norms` give the running statistics, and whether to train.
     """
-    with torch.cuda.device_of(inputs):
-        normalized: Tensor = _Blocks.apply(inputs, norms, dtype, *parameters)
+    with torch.cuda.device_of(inputs[0]):
+        values = pack(inputs, dtype) if parameters[0].shape[1] < PACKED else inputs[0]
+        normalized: Tensor = _Blocks.apply(values, norms, dtype, *parameters)
     return normalized
 
 
@@ -487,9 +488,8 @@ class _Blocks(torch.autograd.Function):
         blocks = [parameters[start : start + 4] for start in range(0, len(parameters), 4)]
         training, needs_input = norms[0].training, ctx.needs_input_grad[0]
         first = blocks[0][0].shape[1] < PACKED
-        batch = len(inputs)
-        values = pack(inputs, dtype) if first else inputs.permute(0, 2, 3, 1).to(dtype).contiguous()
-        height, width = inputs.shape[2], inputs.shape[3]
+        values = inputs if first else inputs.permute(0, 2, 3, 1).to(dtype).contiguous()
+        batch, height, width = len(values), values.shape[1] - 2 * first, values.shape[2] - 2 * first
         statistics, beta = torch.empty(0, device=inputs.device), torch.empty(0, device=inputs.device)
         kept: list[Tensor] = []
         for depth, ((weight, bias, gamma, own_beta), norm) in enumerate(zip(blocks, norms, strict=True)):
@@ -536,12 +536,14 @@ class _Blocks(torch.autograd.Function):
         return inputs, None, None, *results
 
 
-def pack(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Images [B, 1 or 3, H, W] as [B, H + 2, W + 2, 4]: a border of zeros, and ones in the last channel."""
-    batch, channels, height, width = images.shape
-    packed = torch.empty(batch, height + 2, width + 2, PACKED, dtype=dtype, device=images.device)
-    count = packed.numel() // PACKED
-    _pack[(triton.cdiv(count, BLOCK),)](images, packed, *images.stride(), count, height, width, channels, BLOCK)
+def pack(images: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """All images [B, 1 or 3, H, W] as one [B, H + 2, W + 2, 4]: a border of zeros, and ones in the last channel."""
+    sizes = [len(part) for part in images]
+    _, channels, height, width = images[0].shape
+    packed = torch.empty(sum(sizes), height + 2, width + 2, PACKED, dtype=dtype, device=images[0].device)
+    for part, place in zip(images, packed.split(sizes), strict=True):
+        count = place.numel() // PACKED
+        _pack[(triton.cdiv(count, BLOCK),)](part, place, *part.stride(), count, height, width, channels, BLOCK)
     return packed
 
 

@@ -42,7 +42,7 @@ class GLM(SelfTraining):
     def guess(
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
-        probs = self.predict(model, torch.cat((labeled_images, unlabeled.weak(), unlabeled.weak())))
+        probs = self.predict(model, labeled_images, unlabeled.weak(), unlabeled.weak())
         labeled_probs, first, second = probs.split((len(labeled_images), len(unlabeled), len(unlabeled)))
         return labeled_probs, (first + second) / 2.0
 

@@ -55,7 +55,7 @@ class NeighborMatching(SelfTraining):
     def guess(
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
-        features = model.ranks.map(model.teacher, torch.cat((labeled_images, unlabeled.weak()))).float()
+        features = model.ranks.map(model.teacher, labeled_images, unlabeled.weak()).float()
         probs = self.probabilities(model.head(features).float())
         labeled_features, unlabeled_features = features.split((len(targets), len(unlabeled)))
         labeled_probs, unlabeled_probs = probs.split((len(targets), len(unlabeled)))

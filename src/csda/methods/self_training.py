@@ -117,9 +117,9 @@ class SelfTraining(Method):
     def history(self) -> dict[str, Tensor]:
         return self.refinement.history()
 
-    def predict(self, model: TwoStream, images: Tensor) -> Tensor:
+    def predict(self, model: TwoStream, *images: Tensor) -> Tensor:
         """What the teacher, or without one the student in evaluation mode, predicts: probabilities, no gradient."""
-        logits = model.teach(images) if self.settings.teacher == "ema" else model.guess(images)
+        logits = model.teach(*images) if self.settings.teacher == "ema" else model.guess(*images)
         return self.probabilities(logits.float())
 
     def guess(
@@ -129,7 +129,7 @@ class SelfTraining(Method):
         if self.settings.labeled_from == "student":
             # The student's own pass will tell, so the teacher need not look.
             labeled_images = labeled_images[:0]
-        probs = self.predict(model, torch.cat((labeled_images, unlabeled.weak())))
+        probs = self.predict(model, labeled_images, unlabeled.weak())
         labeled_probs, unlabeled_probs = probs.split((len(labeled_images), len(unlabeled)))
         return labeled_probs, unlabeled_probs
 
@@ -152,7 +152,7 @@ class SelfTraining(Method):
             labeled_logits, logits = model(labeled_images), model(images)
         else:
             sizes = len(labeled_images), len(images)
-            labeled_logits, logits = model(torch.cat((labeled_images, images))).split(sizes)
+            labeled_logits, logits = model(labeled_images, images).split(sizes)
         if self.settings.labeled_from == "student":
             self.refinement.observe_labeled(self.probabilities(labeled_logits.detach().float()), labels)
         return self.labeled_loss(labeled_logits, labels), self.unlabeled_loss(logits, targets, mask)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from csda import kernels
 from csda.models.dropout import Dropout
+from csda.models.encoder import Encoder
 from csda.models.linear import Linear
 
 FEATURES = 256
@@ -37,20 +38,20 @@ class Block(nn.Sequential):
         return values
 
 
-class AlexNet(nn.Sequential):
+class AlexNet(Encoder):
     """Blocks, then linear layers, or a part of them; called together, the blocks run together."""
 
-    def forward(self, values: Tensor) -> Tensor:
-        stages = list(self)
-        blocks = list(takewhile(lambda stage: isinstance(stage, Block), stages))
-        if _fusible(blocks, values):
-            values, stages = _fused(blocks, values), stages[len(blocks) :]
-        for stage in stages:
+    def forward(self, *images: Tensor) -> Tensor:
+        blocks = list(takewhile(lambda stage: isinstance(stage, Block), self))
+        if not _fusible(blocks, *images):
+            return super().forward(*images)
+        values = _fused(blocks, *images)
+        for stage in list(self)[len(blocks) :]:
             values = stage(values)
         return values
 
 
-def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> nn.Sequential:
+def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> AlexNet:
     """The encoder θ_e as a sequence of six stages, images [B, channels, S, S] to features [B, 256]."""
     blocks = [Block(*sizes) for sizes in zip((channels, *_CHANNELS), _CHANNELS, strict=False)]
     flat = _CHANNELS[-1] * (image_size // 2 ** len(_CHANNELS)) ** 2
@@ -65,8 +66,9 @@ def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> nn.Sequenti
     return AlexNet(*blocks, linear)
 
 
-def _fusible(blocks: Sequence[nn.Module], values: Tensor) -> bool:
+def _fusible(blocks: Sequence[nn.Module], *inputs: Tensor) -> bool:
     """Whether `_fused` gives what the blocks would: bfloat16 on a GPU, BatchNorm that learns or only predicts."""
+    values, number = inputs[0], sum(map(len, inputs))
     if not blocks or not kernels.usable(values) or kernels.matrix_dtype() != torch.bfloat16:
         return False
     norms = _norms(blocks)
@@ -75,17 +77,18 @@ def _fusible(blocks: Sequence[nn.Module], values: Tensor) -> bool:
         len(norms) == len(blocks)
         and all(norm.training == norms[0].training for norm in norms)
         and (norms[0].training or not learns)
-        and len(values) > 1
-        and max(8, values.shape[1]) * values[:, 0].numel() < 2**31  # the kernels count elements in 32 bits
-        and not (values.requires_grad and values.shape[1] < _CHANNELS[0])
+        and number > 1
+        and max(8, values.shape[1]) * number * values.shape[2:].numel() < 2**31  # the kernels count in 32 bits
+        # Images are packed, be they one tensor or several, and no gradient goes to them.
+        and (not any(part.requires_grad for part in inputs) if values.shape[1] < _CHANNELS[0] else len(inputs) == 1)
     )
 
 
-def _fused(blocks: Sequence[nn.Module], values: Tensor) -> Tensor:
+def _fused(blocks: Sequence[nn.Module], *inputs: Tensor) -> Tensor:
     from csda.kernels.convolution import run_blocks
 
     parameters = [value for block in blocks for value in block.parameters()]
-    return run_blocks(values, _norms(blocks), parameters, torch.bfloat16)
+    return run_blocks(inputs, _norms(blocks), parameters, torch.bfloat16)
 
 
 def _norms(blocks: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:

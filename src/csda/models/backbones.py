@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from csda.errors import ConfigError
 from csda.models.alexnet import FEATURES, alexnet
 from csda.models.dropout import Dropout
+from csda.models.encoder import Encoder
 
 
 class ResidualBlock(nn.Module):
@@ -29,7 +30,7 @@ class ResidualBlock(nn.Module):
         return F.relu(self.second(F.relu(self.first(images))) + self.shortcut(images))
 
 
-def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> nn.Sequential:
+def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
     """ResNet-18 without pretrained weights, its features projected to the same 256 as the paper's encoder."""
     stem = nn.Sequential(
         nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
@@ -38,13 +39,13 @@ def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> nn.Sequent
     for inputs, outputs, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
         stages.append(nn.Sequential(ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)))
     pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), Dropout(dropout), nn.Linear(512, FEATURES))
-    return nn.Sequential(*stages, pool)
+    return Encoder(*stages, pool)
 
 
-BACKBONES: dict[str, Callable[[int, int, float], nn.Sequential]] = {"alexnet": alexnet, "resnet18": resnet18}
+BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {"alexnet": alexnet, "resnet18": resnet18}
 
 
-def build_encoder(name: str, image_size: int, channels: int, dropout: float) -> nn.Sequential:
+def build_encoder(name: str, image_size: int, channels: int, dropout: float) -> Encoder:
     if name not in BACKBONES:
         raise ConfigError(f"backbone = {name!r} is unknown; choose one of {', '.join(BACKBONES)}")
     if image_size < 32 or image_size % 32:

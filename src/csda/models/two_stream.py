@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from csda.models.alexnet import FEATURES
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.dropout import Dropout
+from csda.models.encoder import Encoder
 from csda.models.linear import Linear
 from csda.ranks import Ranks
 
@@ -28,7 +29,7 @@ class TwoStream(nn.Module):
     batch statistics and dropout, as the Neighbor Matching code has it.
     """
 
-    def __init__(self, encoder: nn.Sequential, num_outputs: int, *, teacher_trains: bool = False) -> None:
+    def __init__(self, encoder: Encoder, num_outputs: int, *, teacher_trains: bool = False) -> None:
         super().__init__()
         self.student = encoder
         self.teacher = deepcopy(encoder).requires_grad_(False)
@@ -36,21 +37,24 @@ class TwoStream(nn.Module):
         self.teacher_trains = teacher_trains
         self.ranks = Ranks()
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of the student: what is trained, and what predicts in the end."""
-        return self.ranks.map(lambda part: self.head(self.student(part)), images)
+    def forward(self, *images: Tensor) -> Tensor:
+        """Logits of the student: what is trained, and what predicts in the end.
+
+        Several tensors of images go through in one pass, and share the statistics of BatchNorm.
+        """
+        return self.ranks.map(lambda *parts: self.head(self.student(*parts)), *images)
 
     @torch.no_grad()
-    def teach(self, images: Tensor) -> Tensor:
+    def teach(self, *images: Tensor) -> Tensor:
         """Logits of the teacher, from which pseudo-labels are made."""
-        return self.ranks.map(lambda part: self.head(self.teacher(part)), images)
+        return self.ranks.map(lambda *parts: self.head(self.teacher(*parts)), *images)
 
     @torch.no_grad()
-    def guess(self, images: Tensor) -> Tensor:
+    def guess(self, *images: Tensor) -> Tensor:
         """Logits of the student as it would predict: evaluation mode, no gradient."""
         training = self.student.training
         self.student.eval()
-        logits: Tensor = self(images)
+        logits: Tensor = self(*images)
         self.student.train(training)
         return logits
 
