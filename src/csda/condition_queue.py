@@ -125,10 +125,7 @@ class VariableConditionQueue(nn.Module):
 
         if self.repeats == "refresh":
             alive = alive & _is_first(indices.masked_fill(~alive, -1))
-        if self.evict == "oldest":
-            order = torch.arange(len(alive), device=alive.device)
-        else:
-            order = confidences.argsort(descending=True, stable=True)
+        order = None if self.evict == "oldest" else confidences.argsort(descending=True, stable=True)
         # What is not alive forms a class of its own, of length 0.
         kept = _is_among_first(classes.masked_fill(~alive, self.num_classes), F.pad(lengths, (0, 1)), order)
 
@@ -181,9 +178,9 @@ def _is_first(values: Tensor) -> Tensor:
     return torch.empty_like(first).scatter_(0, order, first)
 
 
-def _is_among_first(classes: Tensor, lengths: Tensor, order: Tensor) -> Tensor:
-    """For each element whether fewer than lengths[class] of its class precede it in the order given."""
-    order = order[classes[order].argsort(stable=True)]
+def _is_among_first(classes: Tensor, lengths: Tensor, order: Tensor | None) -> Tensor:
+    """For each element whether fewer than lengths[class] of its class precede it, as they stand or in another order."""
+    order = classes.argsort(stable=True) if order is None else order[classes[order].argsort(stable=True)]
     ordered = classes[order]
     # As many places ahead as its class is long, there is another class, or nothing.
     ahead = torch.arange(len(order), device=order.device) - lengths[ordered]

@@ -12,6 +12,8 @@ from torch import Tensor
 from csda.data import augment
 from csda.data.augment import Augmentation, Selection, StandIn
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
 
 def _pixels(count: int = 4, size: int = 7, channels: int = 3, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
@@ -58,6 +60,14 @@ def test_without_movement_weak_is_plain() -> None:
     still = augment.weak(Selection(pixels), Augmentation(0, 0), torch.Generator())
     torch.testing.assert_close(still, augment.plain(pixels), atol=1e-5, rtol=0)
     assert augment.plain(pixels)[1, 2, 3, 4] == pixels[1, 3, 4, 2] / 255
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_draws_are_those_of_rand_stretched(device: str) -> None:
+    """So that a seed means the same views as ever."""
+    draws = augment._uniform(1000, 12, torch.device(device), torch.Generator(device).manual_seed(1))
+    expected = 2 * torch.rand(1000, 12, device=device, generator=torch.Generator(device).manual_seed(1)) - 1
+    assert torch.equal(draws, expected)
 
 
 def test_movement_stays_within_its_bounds() -> None:

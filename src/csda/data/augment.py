@@ -115,7 +115,7 @@ def strong(images: Selection, augmentation: Augmentation, generator: torch.Gener
 
 def _uniform(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:
     """Independent draws from [−1, 1)."""
-    return torch.rand(rows, columns, device=device, generator=generator).mul_(2.0).sub_(1.0)
+    return torch.empty(rows, columns, device=device).uniform_(-1.0, 1.0, generator=generator)
 
 
 def _signs(draws: Tensor) -> Tensor:

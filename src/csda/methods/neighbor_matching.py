@@ -76,7 +76,7 @@ class NeighborMatching(SelfTraining):
             probs = torch.cat((probs, 1.0 - probs.amax(dim=-1, keepdim=True)), dim=-1)
             predicted = probs > 0.5
         else:
-            predicted = self.as_probabilities(probs.argmax(dim=-1)) > 0.5
+            predicted = (probs.argmax(dim=-1) == targets)[:, None]
         enters = members & ((probs >= self.enter) | predicted)
 
         # A row a class: the batch, newest first, then what is held. What stays moves to the front in that order.
