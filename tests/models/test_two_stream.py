@@ -90,3 +90,20 @@ def test_several_tensors_of_images_pass_as_one(backbone: str) -> None:
         assert torch.equal(together, apart)
     for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("backbone", sorted(BACKBONES))
+def test_images_that_pass_apart_have_their_own_statistics(backbone: str) -> None:
+    torch.manual_seed(0)
+    model = TwoStream(build_encoder(backbone, 32, 3, dropout=0.0), 4).double()
+    twin = deepcopy(model)
+    parts = torch.rand(3, 3, 32, 32, dtype=torch.float64), 0.2 * torch.rand(5, 3, 32, 32, dtype=torch.float64)
+    logits = model.forward_apart(*parts)
+    expected = torch.cat([twin(part) for part in parts])
+    torch.testing.assert_close(logits, expected)
+    logits.square().sum().backward()
+    expected.square().sum().backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)

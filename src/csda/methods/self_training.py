@@ -148,11 +148,8 @@ class SelfTraining(Method):
     ) -> tuple[Tensor, Tensor]:
         """L_s and L_u of Eq. (18)."""
         images = samples.view(self.trained_view)
-        if self.settings.passes == "two":
-            labeled_logits, logits = model(labeled_images), model(images)
-        else:
-            sizes = len(labeled_images), len(images)
-            labeled_logits, logits = model(labeled_images, images).split(sizes)
+        forward = model.forward_apart if self.settings.passes == "two" else model
+        labeled_logits, logits = forward(labeled_images, images).split((len(labeled_images), len(images)))
         if self.settings.labeled_from == "student":
             self.refinement.observe_labeled(self.probabilities(labeled_logits.detach().float()), labels)
         return self.labeled_loss(labeled_logits, labels), self.unlabeled_loss(logits, targets, mask)

@@ -44,6 +44,14 @@ class TwoStream(nn.Module):
         """
         return self.ranks.map(lambda *parts: self.head(self.student(*parts)), *images)
 
+    def forward_apart(self, *images: Tensor) -> Tensor:
+        """Logits of the student for tensors of images that have statistics of BatchNorm of their own.
+
+        The last stage has none to take, so there they go together.
+        """
+        values = torch.cat([self.ranks.map(self.student[:-1], part) for part in images])
+        return self.ranks.map(lambda part: self.head(self.student[-1](part)), values)
+
     @torch.no_grad()
     def teach(self, *images: Tensor) -> Tensor:
         """Logits of the teacher, from which pseudo-labels are made."""
