@@ -102,7 +102,14 @@ PRESETS: dict[str, dict[str, Any]] = {
             "temperature": "adaptive",
         },
     },
-    "default": {},
+    "default": {
+        "method_settings": {
+            "order": "train_first",
+            "labeled_from": "student",
+            "passes": "two",
+            "teacher_momentum": 0.99,
+        },
+    },
     "quick": {
         "epochs": 30,
         "steps_per_epoch": 40,
