@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from csda import kernels
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
-from csda.models.linear import Linear
 
 FEATURES = 256
 _CHANNELS = (32, 32, 64, 64, 128)
@@ -58,10 +57,10 @@ def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> AlexNet:
     linear = nn.Sequential(
         nn.Flatten(),
         Dropout(dropout),
-        Linear(flat, _HIDDEN),
+        nn.Linear(flat, _HIDDEN),
         nn.ReLU(),
         Dropout(dropout),
-        Linear(_HIDDEN, FEATURES),
+        nn.Linear(_HIDDEN, FEATURES),
     )
     return AlexNet(*blocks, linear)
 

@@ -12,7 +12,6 @@ from csda.models.alexnet import FEATURES
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
-from csda.models.linear import Linear
 from csda.ranks import Ranks
 
 
@@ -33,7 +32,7 @@ class TwoStream(nn.Module):
         super().__init__()
         self.student = encoder
         self.teacher = deepcopy(encoder).requires_grad_(False)
-        self.head = nn.Sequential(nn.ReLU(), Linear(FEATURES, num_outputs))
+        self.head = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, num_outputs))
         self.teacher_trains = teacher_trains
         self.ranks = Ranks()
 
