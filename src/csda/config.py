@@ -108,6 +108,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "labeled_from": "student",
             "passes": "two",
             "teacher_momentum": 0.99,
+            "condition": "prediction",
         },
     },
     "quick": {
