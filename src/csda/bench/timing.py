@@ -134,7 +134,11 @@ def as_graph(action: Action, device: torch.device, generator: torch.Generator) -
     graph.register_generator_state(generator)
     with torch.cuda.graph(graph, stream=stream):
         action()
-    return graph.replay
+
+    def replay(_reads: Action = action) -> None:  # a graph does not hold what it reads
+        graph.replay()
+
+    return replay
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
