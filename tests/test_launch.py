@@ -77,6 +77,16 @@ def test_of_runs_that_broke_together_each_is_tried_alone(tmp_path: Path) -> None
     assert (tmp_path / "log").read_text().split() == ["begin", "end"] * 3
 
 
+def test_after_the_time_given_none_is_begun(tmp_path: Path) -> None:
+    notes: list[str] = []
+    cells = [Breakable(tmp_path / name) for name in ("one", "two", "three")]
+    # The start of a process takes longer than that.
+    outcomes = list(launch(cells, minutes=0.0005, note=notes.append))
+    assert outcomes == [(cells[0], cells[0].folder)]
+    assert not (tmp_path / "two").exists()
+    assert notes == ["2 runs were not begun, since 0.0005 minutes were over"]
+
+
 def test_a_killed_run_goes_on_from_its_checkpoint(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
     cell = TinyCell(tiny_images, tmp_path / "run", killed_after=2)
     outcomes, notes = _launch([cell])

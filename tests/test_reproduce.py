@@ -92,7 +92,7 @@ def _reproduce(folder: Path, text: str, name: str, **options: Any) -> tuple[Path
     file.write_text(text)
     notes = Notes()
     where = {"data": None, "runs": folder / "runs", "out": folder / "results", "jobs": 1, **options}
-    page = reproduce.reproduce(str(file), reporter=notes, **where)
+    (page,) = reproduce.reproduce([str(file)], reporter=notes, **where)
     return page, int(notes.notes[0].split(", ")[1].split()[0])
 
 
@@ -229,7 +229,7 @@ def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tm
 def test_a_failing_run_is_named(tmp_path: Path) -> None:
     cell = reproduce.Cell("x", "baseline", "10", "random", 0, tmp_path / "x", str(tmp_path / "none"), "quick", {})
     with pytest.raises(CsdaError, match="x: "):
-        reproduce._train_all([cell], "processes", 1, 1, Reporter())
+        reproduce._train_all([cell], "processes", 1, 1, None, Reporter())
 
 
 EXPERIMENTS = sorted((Path(__file__).parent.parent / "experiments").glob("*.toml"))
@@ -284,6 +284,23 @@ def _make_ham10000(root: Path) -> Path:
     return root
 
 
+def test_tables_together_train_what_they_share_once(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tables with a new row of the same runs, and one of the first table that is known already."""
+    launched: list[str] = []
+    monkeypatch.setattr(reproduce, "_train_all", lambda cells, *options: launched.extend(c.folder.name for c in cells))
+    rows = '\n[[rows]]\nmethod = "baseline"\ntitle = "brighter"\nsettings = { lr = 0.02 }\n'
+    files = []
+    for name in ("first", "second"):
+        files.append(tmp_path / f"{name}.toml")
+        files[-1].write_text(EXPERIMENT + rows)
+    where = {"data": None, "runs": tmp_path / "runs", "out": tmp_path / "results"}
+    pages = reproduce.reproduce([str(file) for file in files], reporter=Reporter(), **where)
+    assert [page.name for page in pages] == ["first.md", "second.md"]
+    assert len(launched) == len(set(launched)) == 2
+
+
 def test_table1_runs_on_the_lists_and_draws_what_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "_train_all", _train_here)
     text = (EXPERIMENTS[0].parent / "table1.toml").read_text()
@@ -327,5 +344,5 @@ def test_missing_data_is_said_before_anything_is_trained(tmp_path: Path) -> None
     file.write_text(EXPERIMENT)
     with pytest.raises(DataError, match="--data"):
         reproduce.reproduce(
-            str(file), data=str(tmp_path / "none"), runs=tmp_path, out=tmp_path, jobs=1, reporter=Reporter()
+            [str(file)], data=str(tmp_path / "none"), runs=tmp_path, out=tmp_path, jobs=1, reporter=Reporter()
         )

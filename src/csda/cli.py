@@ -162,12 +162,12 @@ def demo(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="An experiment in ./experiments, or a TOML file.")],
+    names: Annotated[list[str], typer.Argument(help="Experiments in ./experiments, or TOML files.")],
     data: Annotated[
-        str | None, typer.Option(help="Folder of images, where the experiment does not draw its own.")
+        str | None, typer.Option(help="Folder of images, where an experiment does not draw its own.")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
-    out: Annotated[Path, typer.Option(help="Where the table goes.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Where the tables go.")] = Path("results"),
     launcher: Annotated[
         Literal["processes", "ray"], typer.Option(help="Processes here, or tasks of Ray on many machines.")
     ] = "processes",
@@ -178,6 +178,9 @@ def reproduce(
         int | None,
         typer.Option(min=1, help="Runs at a time in a process, or on a GPU of Ray.  [default: 4 on a GPU, else 1]"),
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin no run after so long; a later call trains the rest.")
+    ] = None,
     labels: Annotated[str | None, typer.Option(help="Train these budgets alone: 350,800.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Train so many seeds alone, the first ones.")] = None,
     settings: Assignments = None,
@@ -185,26 +188,28 @@ def reproduce(
         bool, typer.Option("--only-finished", help="Train nothing: the table of what there is, and what is missing.")
     ] = False,
 ) -> None:
-    """Train what is missing of a grid of runs and write its table, or figure, beside the paper's figures."""
+    """Train what is missing of grids of runs and write their tables, or figures, beside the paper's figures."""
     from csda.config import parse_assignments
     from csda.progress import LogReporter
-    from csda.reproduce import reproduce as reproduce_table
+    from csda.reproduce import reproduce as reproduce_tables
 
-    page = reproduce_table(
-        name,
+    pages = reproduce_tables(
+        names,
         data=data,
         runs=runs,
         out=out,
         launcher=launcher,
         jobs=jobs,
         side_by_side=side_by_side,
+        minutes=minutes,
         reporter=LogReporter(),
         overrides=parse_assignments(settings or []),
         labels=labels.split(",") if labels else (),
         seeds=seeds,
         only_finished=only_finished,
     )
-    print(page)
+    for page in pages:
+        print(page)
 
 
 @data_app.command("check")
@@ -226,7 +231,7 @@ def bench_step(
     parts: Annotated[
         list[str] | None,
         typer.Option(
-            "--part", help="Only loader, start, streamed, methods or seeds beside the steps of csda and nm; repeatable."
+            "--part", help="Only streamed, seeds, methods, start or loader beside the steps of csda and nm; repeatable."
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of images for loader and starts.  [default: drawn]")] = None,

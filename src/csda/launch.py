@@ -8,12 +8,14 @@ longer than the process that launched them, however that one ends.
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import platform
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -53,6 +55,7 @@ def launch(
     launcher: Launcher = "processes",
     jobs: int | None = None,
     side_by_side: int | None = None,
+    minutes: float | None = None,
     note: Note,
 ) -> Generator[tuple[Cell, Run | CsdaError]]:
     """Train all cells and give each with its run, or with what went wrong, as they end.
@@ -64,16 +67,21 @@ def launch(
             there are several GPUs, processes take turns.
         side_by_side: runs at a time in each process, or tasks on each GPU of Ray; without a number `SIDE_BY_SIDE` on a
             GPU, one on the CPU.
-        note: is told of runs that are tried once more.
+        minutes: after so many none is begun any more; those that run are waited for.
+        note: is told of runs that are tried once more, and how many were not begun.
     """
     again = Again(note)
+    fresh = Fresh(len(cells), minutes)
     if launcher == "ray":
-        yield from _launch_ray(cells, jobs or len(cells), side_by_side or SIDE_BY_SIDE, again)
+        yield from _launch_ray(cells, fresh, jobs or len(cells), side_by_side or SIDE_BY_SIDE, again)
     else:
         import torch
 
         gpus = torch.cuda.device_count()
-        yield from _launch_processes(cells, jobs or 1, side_by_side or (SIDE_BY_SIDE if gpus else 1), gpus, again)
+        side_by_side = side_by_side or (SIDE_BY_SIDE if gpus else 1)
+        yield from _launch_processes(cells, fresh, jobs or 1, side_by_side, gpus, again)
+    if fresh.left:
+        note(f"{fresh.left} runs were not begun, since {minutes:g} minutes were over")
 
 
 class Again:
@@ -99,10 +107,27 @@ class Again:
         return None
 
 
+class Fresh:
+    """Gives the numbers of runs that have not been begun, in their order, as long as there is time."""
+
+    def __init__(self, count: int, minutes: float | None) -> None:
+        self._numbers = deque(range(count))
+        self._end = math.inf if minutes is None else time.monotonic() + 60.0 * minutes
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers) and time.monotonic() < self._end
+
+    def popleft(self) -> int:
+        return self._numbers.popleft()
+
+    @property
+    def left(self) -> int:
+        return len(self._numbers)
+
+
 def _launch_processes(
-    cells: Sequence[Cell], jobs: int, side_by_side: int, gpus: int, again: Again
+    cells: Sequence[Cell], fresh: Fresh, jobs: int, side_by_side: int, gpus: int, again: Again
 ) -> Iterator[tuple[Cell, Run | CsdaError]]:
-    fresh = deque(range(len(cells)))
     workers = [_Worker(index % gpus if gpus else None) for index in range(jobs)]
     try:
         while fresh or again.waiting or any(worker.numbers for worker in workers):
@@ -242,7 +267,7 @@ def _attempt(cell: Trainable) -> Outcome:
 
 
 def _launch_ray(
-    cells: Sequence[Cell], jobs: int, side_by_side: int, again: Again
+    cells: Sequence[Cell], fresh: Fresh, jobs: int, side_by_side: int, again: Again
 ) -> Iterator[tuple[Cell, Run | CsdaError]]:
     try:
         import ray
@@ -258,12 +283,13 @@ def _launch_ray(
         gpus = 1 / side_by_side if ray.cluster_resources().get("GPU") else 0  # type: ignore[no-untyped-call]
         # A worker that trains one run and ends leaves nothing behind, neither memory nor errors of its GPU.
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=0)(_attempt_in)
-        fresh = deque(range(len(cells)))
         running: dict[Any, int] = {}
         while fresh or again.waiting or running:
             while (fresh or again.waiting) and len(running) < jobs:
                 number = (again.waiting or fresh).popleft()
                 running[task.remote(Path.cwd(), cells[number])] = number
+            if not running:  # time has run out just now
+                break
             (ready, *_), _ = ray.wait(list(running))
             number = running.pop(ready)
             try:

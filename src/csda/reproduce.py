@@ -87,8 +87,22 @@ def list_cells(experiment: Experiment, runs: Path, data: str, overrides: Mapping
     return cells
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """An experiment on its data: the name it was asked for by, that of its files, and its runs."""
+
+    name: str
+    stem: str
+    experiment: Experiment
+    source: str
+    cells: list[Cell]
+
+    def find_lines(self, results: Path) -> list[dict[str, Any] | None]:
+        return _find_lines(self.cells, results, folders_alone=self.experiment.figure is not None)
+
+
 def reproduce(
-    name: str,
+    names: Sequence[str],
     *,
     data: str | None,
     runs: Path,
@@ -96,40 +110,52 @@ def reproduce(
     launcher: Launcher = "processes",
     jobs: int | None = None,
     side_by_side: int | None = None,
+    minutes: float | None = None,
     reporter: Reporter,
     overrides: Mapping[str, Any] | None = None,
     labels: Sequence[str] = (),
     seeds: int | None = None,
     only_finished: bool = False,
-) -> Path:
-    """Train what is missing of an experiment and write its table; the Markdown file is returned.
+) -> list[Path]:
+    """Train what is missing of experiments, all of it as one, and write their tables; the Markdown files are returned.
 
-    `labels` and `seeds`, a number of them, restrict what is trained, and `only_finished` trains nothing. The table has
-    every run that there is then, as a folder in `runs` or as a line of a table in `out`.
+    `labels` and `seeds`, a number of them, restrict what is trained, `only_finished` trains nothing, and after so many
+    `minutes` no run is begun. A table has every run that there is then, as a folder in `runs` or as a line of a table
+    in `out`.
     """
+    grids = [_open_grid(name, data, runs, overrides) for name in names]
+    chosen: dict[Path, Cell] = {}
+    for grid in grids:
+        missing = {
+            cell.folder: cell
+            for seed in grid.experiment.seeds[:seeds]
+            for cell, line in zip(grid.cells, grid.find_lines(out), strict=True)
+            if line is None and cell.seed == seed and (not labels or cell.labels in labels) and not only_finished
+        }
+        reporter.note(f"{grid.stem}: {len(grid.cells)} runs, {len(missing)} of them to train")
+        if missing and grid.source != "synthetic" and not Path(grid.source).exists():
+            raise DataError(f"{grid.source}: there is no such folder of images; name it with --data")
+        chosen |= missing
+    _train_all(list(chosen.values()), launcher, jobs, side_by_side, minutes, reporter)
+    return [_write_grid(grid, data, runs, out, overrides or {}) for grid in grids]
+
+
+def _open_grid(name: str, data: str | None, runs: Path, overrides: Mapping[str, Any] | None) -> Grid:
     stem, experiment = read_experiment(name)
     source = data or experiment.data
     stem, experiment = choose_variant(stem, experiment, source)
-    cells = list_cells(experiment, runs, source, overrides)
-    lines = _find_lines(cells, out, folders_alone=experiment.figure is not None)
-    chosen = {
-        cell.folder: cell
-        for seed in experiment.seeds[:seeds]
-        for cell, line in zip(cells, lines, strict=True)
-        if line is None and cell.seed == seed and (not labels or cell.labels in labels) and not only_finished
-    }
-    reporter.note(f"{stem}: {len(cells)} runs, {len(chosen)} of them to train")
-    if chosen and source != "synthetic" and not Path(source).exists():
-        raise DataError(f"{source}: there is no such folder of images; name it with --data")
-    _train_all(list(chosen.values()), launcher, jobs, side_by_side, reporter)
-    lines = _find_lines(cells, out, folders_alone=experiment.figure is not None)
-    found = [(cell, line) for cell, line in zip(cells, lines, strict=True) if line is not None]
+    return Grid(name, stem, experiment, source, list_cells(experiment, runs, source, overrides))
+
+
+def _write_grid(grid: Grid, data: str | None, runs: Path, out: Path, overrides: Mapping[str, Any]) -> Path:
+    lines = grid.find_lines(out)
+    found = [(cell, line) for cell, line in zip(grid.cells, lines, strict=True) if line is not None]
     if not found:
-        raise RunError(f"{stem}: no run of it has finished, in {runs} or in the tables of {out}; train some first")
+        raise RunError(f"{grid.stem}: no run of it has finished, in {runs} or in the tables of {out}; train some first")
     _require_same_images(found)
-    missing = [_describe(cell) for cell, line in zip(cells, lines, strict=True) if line is None]
-    about = _provenance(_command(name, data, overrides or {}), found, len(missing))
-    return _write_all(out, stem, experiment, found, missing, about)
+    missing = [_describe(cell) for cell, line in zip(grid.cells, lines, strict=True) if line is None]
+    about = _provenance(_command(grid.name, data, overrides), found, len(missing))
+    return _write_all(out, grid.stem, grid.experiment, found, missing, about)
 
 
 def _find_lines(cells: Sequence[Cell], results: Path, *, folders_alone: bool) -> list[dict[str, Any] | None]:
@@ -154,13 +180,20 @@ def _describe(cell: Cell) -> dict[str, Any]:
 
 
 def _train_all(
-    cells: Sequence[Cell], launcher: Launcher, jobs: int | None, side_by_side: int | None, reporter: Reporter
+    cells: Sequence[Cell],
+    launcher: Launcher,
+    jobs: int | None,
+    side_by_side: int | None,
+    minutes: float | None,
+    reporter: Reporter,
 ) -> None:
     """Train what is missing; a run that fails is named after all others have had their turn."""
-    # Long runs first, so that none is left over at the end; then those on the same pixels, to share them side by side.
-    cells = sorted(cells, key=lambda cell: (-cell.config.epochs * cell.config.steps_per_epoch, cell.split, cell.seed))
+    cells = sorted(cells, key=_turn)
+    launched = launch(
+        cells, launcher=launcher, jobs=jobs, side_by_side=side_by_side, minutes=minutes, note=reporter.note
+    )
     failures = []
-    with closing(launch(cells, launcher=launcher, jobs=jobs, side_by_side=side_by_side, note=reporter.note)) as ended:
+    with closing(launched) as ended:
         for done, (cell, run) in enumerate(ended, start=1):
             if isinstance(run, CsdaError):
                 failures.append(f"{cell.folder.name}: {run}")
@@ -169,6 +202,15 @@ def _train_all(
                 reporter.note(f"{done}/{len(cells)} {cell.folder.name}: {figures}")
     if failures:
         raise CsdaError("; ".join(failures))
+
+
+def _turn(cell: Cell) -> tuple[int, str, int, int]:
+    """Long runs first, so that none is left over at the end; then those on the same pixels, to share them side by side;
+    then seed by seed, and of a seed those that train on more images a step."""
+    config, own = cell.config, cell.config.method_settings
+    unlabeled = METHODS[config.method].uses_unlabeled
+    images = own["capacity"] if own.get("queue") == "vcq" else config.unlabeled_batch_size * unlabeled
+    return -config.epochs * config.steps_per_epoch, cell.split, cell.seed, -images
 
 
 def _require_same_images(found: Sequence[Found]) -> None:
