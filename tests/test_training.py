@@ -221,8 +221,13 @@ def test_quick_is_what_a_machine_without_a_gpu_gets(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert configure({}).preset == "quick"
     assert configure({"preset": "paper"}).preset == "paper"
+    assert configure({}).precision == "float32"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
     assert configure({}).preset == "default"
+    assert configure({}).precision == "bf16"
+    assert configure({"precision": "tf32"}).precision == "tf32"
+    assert configure({"device": "cpu"}).precision == "float32"
 
 
 def test_a_setting_given_twice_is_refused(tiny_images: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class RunConfig(Settings):
     )
 
     device: str = Field("auto", description="auto, cpu or cuda")
-    precision: Literal["float32", "tf32", "bf16"] = Field("float32")
+    precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="on a GPU bf16 unless chosen")
     resident_share: float = Field(
         0.6, ge=0, le=1, description="of the free device memory for pixels; the others are streamed; 0 streams all"
     )

@@ -72,13 +72,19 @@ def train(
 
 
 def configure(chosen: Mapping[str, Any]) -> RunConfig:
-    """The complete configuration: without a choice the preset is `quick` where there is no GPU, and the drawn set
-    keeps 150 labels."""
+    """The complete configuration: without a choice the preset is `quick` where there is no GPU, the precision bf16
+    where there is one, and the drawn set keeps 150 labels."""
     name = str(chosen.get("method", "csda"))
     if name not in METHODS:
         raise ConfigError(f"method = {name!r} is unknown; choose one of {', '.join(METHODS)}")
     entry = METHODS[name]
     basis: dict[str, Any] = {"preset": "default" if torch.cuda.is_available() else "quick"}
+    if (
+        torch.cuda.is_available()
+        and chosen.get("device") != "cpu"
+        and torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        basis["precision"] = "bf16"
     if chosen.get("data", "synthetic") == "synthetic":
         basis["labels"] = "150"
     config = resolve(basis | dict(chosen), entry.settings, entry.defaults)
