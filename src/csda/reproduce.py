@@ -290,6 +290,6 @@ def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) 
     for cell, _ in found:
         runs.setdefault(cell.title, []).append(Run(cell.folder))
     if experiment.figure == "examples":
-        write_photographs(draw_examples(pick_examples(runs)), out / f"{stem}.png")
+        write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), out / f"{stem}.png")
     else:
         write_grid({"confusion": draw_confusions, "temperature": draw_temperatures}[experiment.figure](runs), picture)

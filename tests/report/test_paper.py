@@ -89,7 +89,7 @@ def test_examples_show_truth_and_guesses(tmp_path: Path) -> None:
 
 
 def test_examples_are_unlabeled_images_with_what_is_said_of_them(tiny_run: Run) -> None:
-    examples = paper.pick_examples({"csda": [tiny_run]})
+    examples = paper.pick_examples({"csda": [tiny_run]}, tiny_run.settings)
     assert [example.truth for example in examples] == [(name,) for name in tiny_run.classes]
     assert len({example.image.tobytes() for example in examples}) == len(tiny_run.classes)
     with (tiny_run.folder / "pseudo_labels.csv").open(newline="") as lines:

@@ -97,10 +97,11 @@ def draw_grid(
 def draw_budgets(
     summary: Sequence[Line], titles: Sequence[str], budgets: Sequence[str], splits: Sequence[str]
 ) -> Figure:
-    """AUC and MCA of each row over the budgets, mean and standard deviation over seeds, a column for each split.
+    """AUC and MCA of each row over the budgets that have runs: mean and deviation over seeds, a column for each split.
 
     `summary` are the lines of NAME.csv.
     """
+    budgets = [labels for labels in budgets if any(line["labels"] == labels for line in summary)]
     with matplotlib.rc_context(STYLE):
         size = (max(13.6, 4.6 * len(splits)), 4.8) if len(splits) == 1 else (4.6 * len(splits), 8.4)
         figure = Figure(figsize=size, facecolor="white", layout="constrained")
@@ -116,6 +117,7 @@ def draw_budgets(
                 own = [lines[labels] for labels in budgets if labels in lines]
                 _draw_series(axes, places, own, name, colours[title], title)
             axes.set_xticks(range(len(budgets)), budgets)
+            axes.set_xlim(-0.5, len(budgets) - 0.5)
             axes.grid(visible=False, axis="x")
             axes.set_title(name.upper() if len(splits) == 1 else f"{name.upper()}, {split}")
             axes.set_xlabel("labels")

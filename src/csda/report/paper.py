@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from csda import metrics
+from csda.config import RunConfig
 from csda.data import load_dataset
 from csda.data.decode import read_image
 from csda.data.listing import JOIN, NONE_PRESENT
@@ -120,9 +121,9 @@ def _draw_band(axes: Axes, epochs: Array, values: Array, colour: str, label: str
         axes.fill_between(epochs, lows, highs, color=colour, alpha=0.12, linewidth=0)
 
 
-def pick_examples(runs: Runs, number: int = 7) -> list[Example]:
+def pick_examples(runs: Runs, config: RunConfig, number: int = 7) -> list[Example]:
     """Unlabeled images at random, whatever is said of them: one of each class, or some with a label where an image may
-    have several."""
+    have several. `config` says where the images are; runs may have been trained elsewhere."""
     firsts = {name: own[0] for name, own in runs.items()}
     run = next(iter(firsts.values()))
     index = {name: position for position, name in enumerate(run.classes)}
@@ -133,7 +134,6 @@ def pick_examples(runs: Runs, number: int = 7) -> list[Example]:
     else:
         of_class = {truth[image]: image for image in reversed(order)}
         chosen = [of_class[name] for name in run.classes[:number] if name in of_class]
-    config = run.settings
     dataset = load_dataset(config.data, config.source, split=config.split, labels=config.labels, seed=config.seed)
     positions = {record.id: position for position, record in enumerate(dataset.records)}
     examples = []
