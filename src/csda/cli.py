@@ -231,7 +231,8 @@ def bench_step(
     parts: Annotated[
         list[str] | None,
         typer.Option(
-            "--part", help="Only streamed, seeds, methods, start or loader beside the steps of csda and nm; repeatable."
+            "--part",
+            help="Only streamed, seeds, methods, compiled, start or loader beside steps of csda and nm; repeatable.",
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of images for loader and starts.  [default: drawn]")] = None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from csda.bench.compiled import measure_compiled
 from csda.bench.loader import measure_loader
 from csda.bench.sessions import CLASSES, open_session, refuse_fixed, stepper
 from csda.bench.starts import measure_seeds, measure_start
@@ -32,7 +33,7 @@ from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.session import Session
 
-PARTS = ("streamed", "seeds", "methods", "start", "loader")
+PARTS = ("streamed", "seeds", "methods", "compiled", "start", "loader")
 """What is measured beside the steps of `csda` and `nm`, in this order."""
 
 STREAMED = 1_000_000
@@ -75,6 +76,11 @@ def bench_step(
                     figures["left_out"].append(name)
                 else:
                     _measure_method(name, chosen, figures, rounds, deadline)
+        elif part == "compiled":
+            try:
+                figures["compiled"] = measure_compiled(chosen, rounds, deadline)
+            except RuntimeError as error:  # no compiler here, or one that torch does not get on with
+                figures["left_out"].append(f"compiled ({str(error).splitlines()[0]})")
         elif part == "start":
             figures["second_start_s"] = measure_start(chosen, data, deadline)
         elif part == "loader":
