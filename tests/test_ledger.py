@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from csda import ledger, metrics
+from csda.errors import RunError
 from csda.runs import Run
 from csda.training import configure
 
@@ -40,3 +41,10 @@ def test_groups_that_the_training_did_not_see_are_scored_apart(tiny_run: Run, tm
     chosen = [position for position, name in enumerate(tiny_run.predictions.ids) if name in left]
     expected = metrics.mca(tiny_run.predictions.probs[chosen], tiny_run.predictions.labels[chosen])
     assert ledger._unseen(Run(tmp_path / "run"))["mca_unseen"] == pytest.approx(expected)
+
+
+def test_a_folder_that_was_copied_in_part_is_named(tiny_run: Run, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run.folder, tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"run: metrics\.jsonl has 0 epochs and result\.json speaks of epoch \d"):
+        ledger.read_line(Run(tmp_path / "run"))

@@ -20,6 +20,7 @@ import numpy as np
 
 from csda import metrics
 from csda.config import RunConfig, read_config
+from csda.errors import RunError
 from csda.report.summary import average
 from csda.runs import Run
 from csda.training import configure
@@ -88,6 +89,11 @@ def digest_split(run: Run) -> str:
 
 def read_line(run: Run) -> dict[str, Any]:
     """A line of NAME_runs.csv, from the small files of a run; numbers have the digits that the file keeps."""
+    if len(run.metrics) < run.result["best_epoch"]:
+        raise RunError(
+            f"{run.folder}: metrics.jsonl has {len(run.metrics)} epochs and result.json speaks of epoch "
+            f"{run.result['best_epoch']}; copy the folder again, or remove it to train the run anew"
+        )
     probs, labels = run.predictions.part("test")
     last = run.metrics[-20:]
     chosen = run.metrics[run.result["best_epoch"] - 1]
