@@ -34,6 +34,9 @@ class Entry:
     """Whether it can learn from images with several labels each."""
 
 
+_PLAIN = {"align": "none", "queue": "none", "teacher": "none"}
+"""Nothing of CSDA: the student guesses for the batch at hand, and learns from its guesses as they are."""
+
 METHODS: dict[str, Entry] = {
     "baseline": Entry(Baseline, Settings, "the labels alone", "–", uses_unlabeled=False),
     "upper-bound": Entry(Baseline, Settings, "all labels, for comparison", "–", uses_unlabeled=False, uses_truth=True),
@@ -42,22 +45,14 @@ METHODS: dict[str, Entry] = {
         SelfTrainingSettings,
         "soft labels from the model itself",
         "Grandvalet & Bengio 2004",
-        {"align": "none", "queue": "none", "teacher": "none", "soft": True, "weight": 1.0, "weight_ramp": True},
+        {**_PLAIN, "soft": True, "weight": 1.0, "weight_ramp": True},
     ),
     "fixmatch": Entry(
         FixMatch,
         FixMatchSettings,
         "confident labels for strong views",
         "Sohn et al. 2020",
-        {
-            "align": "none",
-            "queue": "none",
-            "teacher": "none",
-            "soft": False,
-            "weight": 1.0,
-            "weight_ramp": False,
-            "passes": "one",
-        },
+        {**_PLAIN, "soft": False, "weight": 1.0, "weight_ramp": False, "passes": "one"},
         multi_label=False,
     ),
     "glm": Entry(
@@ -65,15 +60,7 @@ METHODS: dict[str, Entry] = {
         GLMSettings,
         "samples mixed at input or hidden layers",
         "Gyawali et al. 2020",
-        {
-            "align": "none",
-            "queue": "none",
-            "teacher": "none",
-            "soft": True,
-            "weight": 75.0,
-            "weight_ramp": True,
-            "labeled_from": "teacher",
-        },
+        {**_PLAIN, "soft": True, "weight": 75.0, "weight_ramp": True, "labeled_from": "teacher"},
     ),
     "nm": Entry(
         NeighborMatching,
@@ -96,15 +83,7 @@ METHODS: dict[str, Entry] = {
         BiSSettings,
         "FixMatch, more and more class-balanced",
         "He et al. 2021",
-        {
-            "align": "none",
-            "queue": "none",
-            "teacher": "none",
-            "soft": False,
-            "weight": 1.0,
-            "weight_ramp": False,
-            "passes": "one",
-        },
+        {**_PLAIN, "soft": False, "weight": 1.0, "weight_ramp": False, "passes": "one"},
     ),
     "lsse": Entry(
         LSSE,
