@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,19 @@ def test_of_runs_that_broke_together_each_is_tried_alone(tmp_path: Path) -> None
     assert (tmp_path / "log").read_text().split() == ["begin", "end"] * 3
 
 
-def test_after_the_time_given_none_is_begun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("looks", range(4))
+def test_after_the_time_given_none_is_begun(looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the clock is looked at before the time is over: at the beginning, within a round, between two."""
     notes: list[str] = []
     cells = [Breakable(tmp_path / name) for name in ("one", "two", "three")]
-    # The start of a process takes longer than that.
-    outcomes = list(launch(cells, minutes=0.0005, note=notes.append))
-    assert outcomes == [(cells[0], cells[0].folder)]
-    assert not (tmp_path / "two").exists()
-    assert notes == ["2 runs were not begun, since 0.0005 minutes were over"]
+    times = chain([0.0] * (1 + looks), repeat(61.0))
+    monkeypatch.setattr("csda.launch.time.monotonic", lambda: next(times))
+    outcomes = list(launch(cells, minutes=1, note=notes.append))
+    begun = [cell for cell in cells if cell.folder.exists()]
+    assert begun == cells[: len(begun)]
+    assert len(begun) == looks // 2
+    assert outcomes == [(cell, cell.folder) for cell in begun]
+    assert notes == [f"{3 - len(begun)} runs were not begun, since 1 minutes were over"]
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:

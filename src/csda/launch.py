@@ -206,9 +206,10 @@ class _Worker:
 
 
 def _ready(workers: Sequence[_Worker]) -> list[_Worker]:
-    """Workers from which there is something to take; waits for one."""
-    ready = wait([worker.connection for worker in workers if worker.numbers])
-    return [worker for worker in workers if worker.numbers and worker.connection in ready]
+    """Workers from which there is something to take; waits for one, unless none has anything."""
+    busy = [worker for worker in workers if worker.numbers]
+    ready = wait([worker.connection for worker in busy]) if busy else []  # for nothing it would wait for ever
+    return [worker for worker in busy if worker.connection in ready]
 
 
 @contextmanager
