@@ -126,11 +126,11 @@ def reproduce(
     grids = [_open_grid(name, data, runs, overrides) for name in names]
     chosen: dict[Path, Cell] = {}
     for grid in grids:
+        wanted = grid.experiment.seeds[:seeds]
         missing = {
             cell.folder: cell
-            for seed in grid.experiment.seeds[:seeds]
             for cell, line in zip(grid.cells, grid.find_lines(out), strict=True)
-            if line is None and cell.seed == seed and (not labels or cell.labels in labels) and not only_finished
+            if line is None and cell.seed in wanted and (not labels or cell.labels in labels) and not only_finished
         }
         reporter.note(f"{grid.stem}: {len(grid.cells)} runs, {len(missing)} of them to train")
         if missing and grid.source != "synthetic" and not Path(grid.source).exists():
