@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from csda.bench import bench_data, bench_scale, bench_step, keep
 from csda.bench.loader import _draw_files, _Images
-from csda.bench.sessions import make_data, open_session
-from csda.bench.step import count_work, images_trained_on
+from csda.bench.sessions import images_trained_on, make_data, open_session
+from csda.bench.step import count_work
 from csda.bench.timing import Deadline, Times, figure, time_in_turn
 from csda.bench.work import Work, average_work, inference_work, training_work
 from csda.cli import app

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from csda import kernels
-from csda.bench.sessions import LABELED, open_session
+from csda.bench.sessions import batch_trained_on, open_session
 from csda.bench.timing import Action, Deadline, as_graph, time_in_turn
 from csda.methods.self_training import SelfTraining
 
@@ -25,12 +25,10 @@ def measure_compiled(chosen: Mapping[str, Any], rounds: int, deadline: Deadline)
     assert isinstance(method, SelfTraining)
     method.begin(session.model, session.parts.labeled, session.parts.unlabeled)
     refinement = method.refinement
-    queued = config.method_settings["capacity"]
-    positions = torch.arange(config.batch_size + queued, device=device) % LABELED
     with session.engine.arithmetic():
-        images = session.parts.labeled.batch(positions).weak()
-    unlabeled = session.parts.unlabeled.batch(positions[: config.unlabeled_batch_size])
-    probs = torch.rand(len(positions), session.task.num_classes, device=device).softmax(-1)
+        images = batch_trained_on(session).weak()
+    unlabeled = session.parts.unlabeled.batch(torch.arange(config.unlabeled_batch_size, device=device))
+    probs = torch.rand(len(images), session.task.num_classes, device=device).softmax(-1)
     labeled_probs, unlabeled_probs = probs[: config.batch_size], probs[: len(unlabeled)]
     labels = session.parts.labeled.targets[: config.batch_size]
 

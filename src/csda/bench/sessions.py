@@ -12,9 +12,11 @@ import torch
 
 from csda.bench.timing import Action
 from csda.config import RunConfig
+from csda.data.batches import LabeledBatch
 from csda.data.records import Dataset, Pixels, Record, Split
 from csda.errors import ConfigError
 from csda.methods import METHODS
+from csda.methods.self_training import SelfTraining
 from csda.session import PreparedData, Session
 from csda.training import configure
 
@@ -86,3 +88,18 @@ def stepper(session: Session) -> Action:
 def _inputs(session: Session) -> Iterator[Any]:
     while True:
         yield from session.sample(1)
+
+
+def images_trained_on(session: Session) -> int:
+    """Images that a step of the method takes through the student: labeled ones, and the queue or unlabeled ones."""
+    config, method = session.config, session.method
+    if not METHODS[config.method].uses_unlabeled:
+        return config.batch_size
+    queue = method.refinement.queue if isinstance(method, SelfTraining) else None
+    return config.batch_size + (config.unlabeled_batch_size if queue is None else queue.capacity)
+
+
+def batch_trained_on(session: Session) -> LabeledBatch:
+    """So many labeled images, from the first again where there are too few."""
+    positions = torch.arange(images_trained_on(session), device=session.device) % len(session.parts.labeled)
+    return session.parts.labeled.batch(positions)

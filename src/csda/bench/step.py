@@ -11,7 +11,7 @@ import torch
 
 from csda.bench.compiled import measure_compiled
 from csda.bench.loader import measure_loader
-from csda.bench.sessions import CLASSES, open_session, refuse_fixed, stepper
+from csda.bench.sessions import CLASSES, batch_trained_on, open_session, refuse_fixed, stepper
 from csda.bench.starts import measure_seeds, measure_start
 from csda.bench.timing import Action, Deadline, Times, as_graph, describe_machine, figure, time_in_turn
 from csda.bench.work import (
@@ -157,15 +157,6 @@ def _measure_streamed(chosen: Mapping[str, Any], rounds: int, deadline: Deadline
         return figure(times.ratios("streamed", "resident"))
 
 
-def images_trained_on(session: Session) -> int:
-    """Images that a step of the method takes through the student: labeled ones, and the queue or unlabeled ones."""
-    config, method = session.config, session.method
-    if not METHODS[config.method].uses_unlabeled:
-        return config.batch_size
-    queue = method.refinement.queue if isinstance(method, SelfTraining) else None
-    return config.batch_size + (config.unlabeled_batch_size if queue is None else queue.capacity)
-
-
 def _images_per_second(session: Session, times: Times) -> float:
     """New images, labeled and unlabeled, that a step looks at."""
     config = session.config
@@ -175,8 +166,7 @@ def _images_per_second(session: Session, times: Times) -> float:
 
 def bare_stepper(session: Session) -> Action:
     """Forward, backward and update of the student on as many images as the method trains on, already augmented."""
-    positions = torch.arange(images_trained_on(session), device=session.device) % len(session.parts.labeled)
-    batch = session.parts.labeled.batch(positions)
+    batch = batch_trained_on(session)
     with session.engine.arithmetic():
         images = batch.weak()
 
