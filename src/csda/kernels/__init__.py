@@ -28,7 +28,7 @@ def allowed(choice: bool) -> Iterator[None]:
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether kernels may work on this tensor: on a GPU that has bfloat16, where Triton is installed."""
+    """Whether kernels may work on this tensor: on a GPU that has bfloat16, where Triton 3.3 is installed."""
     return tensor.is_cuda and _allowed.get() and _supported(tensor.get_device())
 
 
@@ -39,4 +39,9 @@ def matrix_dtype() -> torch.dtype:
 
 @cache
 def _supported(device: int) -> bool:
-    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    import triton.language
+
+    # Kernels take tuples of numbers, as they can since 3.3.
+    return hasattr(triton.language, "tuple")
