@@ -49,6 +49,13 @@ class AlexNet(Encoder):
             values = stage(values)
         return values
 
+    def forward_apart(self, *images: Tensor) -> Tensor:
+        *blocks, linear = self
+        if not _fusible(blocks, *images) or not all(_fusible(blocks, part) for part in images):
+            return super().forward_apart(*images)
+        features: Tensor = linear(_fused(blocks, *images, sizes=[len(part) for part in images]))
+        return features
+
 
 def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> AlexNet:
     """The encoder θ_e as a sequence of six stages, images [B, channels, S, S] to features [B, 256]."""
@@ -83,11 +90,11 @@ def _fusible(blocks: Sequence[nn.Module], *inputs: Tensor) -> bool:
     )
 
 
-def _fused(blocks: Sequence[nn.Module], *inputs: Tensor) -> Tensor:
+def _fused(blocks: Sequence[nn.Module], *inputs: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
     from csda.kernels.convolution import run_blocks
 
     parameters = [value for block in blocks for value in block.parameters()]
-    return run_blocks(inputs, _norms(blocks), parameters, torch.bfloat16)
+    return run_blocks(inputs, _norms(blocks), parameters, torch.bfloat16, sizes)
 
 
 def _norms(blocks: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:

@@ -14,3 +14,11 @@ class Encoder(nn.Sequential):
         for stage in self:
             values = stage(values)
         return values
+
+    def forward_apart(self, *images: Tensor) -> Tensor:
+        """The same for tensors that have statistics of BatchNorm of their own.
+
+        The last stage has none to take, so there they go together.
+        """
+        features: Tensor = self[-1](torch.cat([self[:-1](part) for part in images]))
+        return features

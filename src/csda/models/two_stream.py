@@ -44,10 +44,10 @@ class TwoStream(nn.Module):
         return self.ranks.map(lambda *parts: self.head(self.student(*parts)), *images)
 
     def forward_apart(self, *images: Tensor) -> Tensor:
-        """Logits of the student for tensors of images that have statistics of BatchNorm of their own.
-
-        The last stage has none to take, so there they go together.
-        """
+        """Logits of the student for tensors of images that have statistics of BatchNorm of their own."""
+        if self.ranks.alone:
+            logits: Tensor = self.head(self.student.forward_apart(*images))
+            return logits
         values = torch.cat([self.ranks.map(self.student[:-1], part) for part in images])
         return self.ranks.map(lambda part: self.head(self.student[-1](part)), values)
 
