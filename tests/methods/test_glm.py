@@ -74,7 +74,7 @@ def test_labels_are_mixed_as_samples_are(monkeypatch: pytest.MonkeyPatch) -> Non
     mask = torch.tensor([True, False, True])
     monkeypatch.setattr(method, "mixed_logits", watch)
     images = training.labeled_set(torch.arange(2), "weak")
-    supervised, unsupervised = method.learn(training.model, images, labels, samples, guesses, mask)
+    supervised, unsupervised = method.learn(training.model, images, labels, samples, lambda: (guesses, mask))
 
     before = [torch.eye(4)[0], torch.eye(4)[3], *guesses]
     usable = [True, True, *mask.tolist()]

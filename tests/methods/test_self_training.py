@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from csda.methods.self_training import SelfTraining
+from csda.methods.self_training import Guesses, SelfTraining
 from csda.models.two_stream import TwoStream
 from reference.trainings import Training, make_training
 
@@ -133,9 +133,10 @@ def test_without_a_queue_the_batch_itself_is_trained_on(monkeypatch: pytest.Monk
     seen: dict[str, Tensor] = {}
     compute = method.learn
 
-    def watch(model: TwoStream, images: Tensor, labels: Tensor, samples: Any, targets: Tensor, mask: Tensor) -> Any:
+    def watch(model: TwoStream, images: Tensor, labels: Tensor, samples: Any, guesses: Guesses) -> Any:
+        targets, mask = guesses()
         seen.update(indices=samples.indices, targets=targets, mask=mask)
-        return compute(model, images, labels, samples, targets, mask)
+        return compute(model, images, labels, samples, guesses)
 
     monkeypatch.setattr(method, "learn", watch)
     training.seed(3)

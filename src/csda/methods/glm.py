@@ -20,7 +20,7 @@ from torch import Tensor
 from csda.data.batches import Batch
 from csda.losses import consistency_loss
 from csda.methods.base import Task
-from csda.methods.self_training import SelfTraining, SelfTrainingSettings
+from csda.methods.self_training import Guesses, SelfTraining, SelfTrainingSettings
 from csda.models.two_stream import TwoStream
 
 
@@ -47,8 +47,9 @@ class GLM(SelfTraining):
         return labeled_probs, (first + second) / 2.0
 
     def learn(
-        self, model: TwoStream, labeled_images: Tensor, labels: Tensor, samples: Batch, targets: Tensor, mask: Tensor
+        self, model: TwoStream, labeled_images: Tensor, labels: Tensor, samples: Batch, guesses: Guesses
     ) -> tuple[Tensor, Tensor]:
+        targets, mask = guesses()
         images = torch.cat((labeled_images, samples.weak()))
         targets = torch.cat((self.as_probabilities(labels), targets))
         usable = torch.cat((mask.new_ones(len(labels)), mask))

@@ -135,6 +135,8 @@ class Refinement(nn.Module):
 
     def history(self) -> dict[str, Tensor]:
         """State of this epoch, by the names of `history.npz`."""
+        if not self._kept():
+            return {}
         marginals = self.marginals
         state = {"labeled_marginals": marginals.labeled, "unlabeled_marginals": marginals.unlabeled}
         if self.settings.align == "csda":
@@ -144,6 +146,9 @@ class Refinement(nn.Module):
         return state
 
     def _kept(self) -> list[ClassMarginals | AgnosticMarginals]:
+        """What is learned: nothing where nothing is aligned or queued by it."""
+        if self.settings.align == "none" and self.queue is None:
+            return []
         return [self.marginals] if self.agnostic is None else [self.marginals, self.agnostic]
 
     def _pairs(self, probs: Tensor) -> Tensor:

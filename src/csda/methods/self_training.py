@@ -9,6 +9,8 @@ What the paper leaves open is a setting; docs/explanation/readings.md lists the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import cycle
 from typing import ClassVar, Literal
 
@@ -21,7 +23,10 @@ from csda.losses import total_loss
 from csda.methods.base import Method, StepOutput, Task
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.models.two_stream import TwoStream
-from csda.streams import beside
+from csda.streams import beside, join
+
+Guesses = Callable[[], tuple[Tensor, Tensor]]
+"""Gives targets [B, n] and a mask [B] of the samples to train on. Called late, it need not wait for the teacher."""
 
 
 class SelfTrainingSettings(RefinementSettings):
@@ -73,17 +78,26 @@ class SelfTraining(Method):
         if settings.teacher == "ema" and settings.teacher_update == "step":
             model.update_teacher(settings.teacher_momentum)
 
-        aligned = None
-        if renews and not trains_first:
-            aligned = self._refresh(model, labeled_images, labeled.targets, unlabeled)
-        if queue is not None:
-            samples, aligned, mask = self.refinement.queued(labeled, pool)
-        else:
-            assert aligned is not None
-            samples, mask = unlabeled, torch.ones(len(unlabeled), dtype=torch.bool, device=aligned.device)
-        mask = self.admit(aligned, mask, progress)
-        targets = self.refinement.targets(aligned)
-        supervised, unsupervised = self.learn(model, labeled_images, labeled.targets, samples, targets, mask)
+        # Without a queue a teacher guesses while the student looks at its images: neither needs the other before the
+        # loss. A student that guesses itself has one set of BatchNorm's averages to read and to write.
+        apart = queue is None and settings.teacher == "ema"
+        with beside(labeled_images.device, labeled, labeled_images, unlabeled) if apart else nullcontext():
+            aligned = None
+            if renews and not trains_first:
+                aligned = self._refresh(model, labeled_images, labeled.targets, unlabeled)
+            if queue is not None:
+                samples, aligned, mask = self.refinement.queued(labeled, pool)
+            else:
+                assert aligned is not None
+                samples, mask = unlabeled, torch.ones(len(unlabeled), dtype=torch.bool, device=aligned.device)
+            mask = self.admit(aligned, mask, progress)
+            targets = self.refinement.targets(aligned)
+
+        def guesses() -> tuple[Tensor, Tensor]:
+            join()
+            return targets, mask
+
+        supervised, unsupervised = self.learn(model, labeled_images, labeled.targets, samples, guesses)
         # Algorithm 1 moves the teacher before this; here it labels with the average up to the step before.
         if renews and trains_first:
             # What is renewed is for the next step, so it need not wait for the gradients of this one.
@@ -138,20 +152,17 @@ class SelfTraining(Method):
         return mask
 
     def learn(
-        self,
-        model: TwoStream,
-        labeled_images: Tensor,
-        labels: Tensor,
-        samples: Batch,
-        targets: Tensor,
-        mask: Tensor,
+        self, model: TwoStream, labeled_images: Tensor, labels: Tensor, samples: Batch, guesses: Guesses
     ) -> tuple[Tensor, Tensor]:
         """L_s and L_u of Eq. (18)."""
         images = samples.view(self.trained_view)
         forward = model.forward_apart if self.settings.passes == "two" else model
         labeled_logits, logits = forward(labeled_images, images).split((len(labeled_images), len(images)))
+        targets, mask = guesses()
         if self.settings.labeled_from == "student":
-            self.refinement.observe_labeled(self.probabilities(labeled_logits.detach().float()), labels)
+            labeled_probs = self.probabilities(labeled_logits.detach().float())
+            with beside(labels.device, labeled_probs, labels):
+                self.refinement.observe_labeled(labeled_probs, labels)
         return self.labeled_loss(labeled_logits, labels), self.unlabeled_loss(logits, targets, mask)
 
     def _refresh(self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch) -> Tensor:
