@@ -109,7 +109,6 @@ PRESETS: dict[str, dict[str, Any]] = {
             "passes": "two",
             "teacher_momentum": 0.99,
             "condition": "prediction",
-            "weight": 4.0,
         },
     },
     "quick": {

@@ -97,7 +97,7 @@ METHODS: dict[str, Entry] = {
         SelfTrainingSettings,
         "class-agnostic alignment, no queue",
         "Berthelot et al. 2020",
-        {"align": "da", "queue": "none", "weight": 1.0},
+        {"align": "da", "queue": "none"},
     ),
     "vcq": Entry(
         SelfTraining,
