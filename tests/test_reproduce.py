@@ -212,7 +212,8 @@ def test_a_slim_folder_is_enough_for_a_table(grid: Grid, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("confusion", "fig.svg"), ("temperature", "fig.svg"), ("examples", "fig.png")]
+    ("kind", "name"),
+    [("confusion", "fig.svg"), ("temperature", "fig.svg"), ("epochs", "fig.svg"), ("examples", "fig.png")],
 )
 def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tmp_path: Path) -> None:
     head, _, csda_row = EXPERIMENT.split("[[rows]]")

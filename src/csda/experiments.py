@@ -44,8 +44,8 @@ class Experiment(Settings):
     """What a file in experiments/ holds.
 
     `splits` are settings by a name; a `split` among them is a file or folder inside that of the data. `on` has a
-    variant for a source by its name; the tables of a variant are called after it. A `figure` names the picture that the
-    paper makes of these runs; others get one by their shape.
+    variant for a source by its name; the tables of a variant are called after it. A `figure` names the picture that is
+    made of these runs, the paper's or our own; others get one by their shape.
     """
 
     title: str
@@ -56,7 +56,7 @@ class Experiment(Settings):
     seeds: list[int]
     splits: dict[str, dict[str, Setting]] = Field({"random": {}})
     settings: dict[str, Any] = Field(default_factory=dict)
-    figure: Literal["confusion", "temperature", "examples"] | None = None
+    figure: Literal["confusion", "temperature", "examples", "epochs"] | None = None
     rows: list[Row]
     on: dict[str, Variant] = Field(default_factory=dict)
 

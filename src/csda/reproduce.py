@@ -29,7 +29,14 @@ from csda.ledger import PLACES, agree, digest, identify, locate, read_line, read
 from csda.methods import METHODS
 from csda.progress import Reporter
 from csda.report.grid import draw_experiment, write_grid
-from csda.report.paper import draw_confusions, draw_examples, draw_temperatures, pick_examples, write_photographs
+from csda.report.paper import (
+    draw_confusions,
+    draw_epochs,
+    draw_examples,
+    draw_temperatures,
+    pick_examples,
+    write_photographs,
+)
 from csda.report.summary import COLUMNS, GAPS, compare_rows, format_number, format_page, summarize
 from csda.runs import Run, write_csv, write_whole
 from csda.training import configure, train
@@ -292,4 +299,5 @@ def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) 
     if experiment.figure == "examples":
         write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), out / f"{stem}.png")
     else:
-        write_grid({"confusion": draw_confusions, "temperature": draw_temperatures}[experiment.figure](runs), picture)
+        draw = {"confusion": draw_confusions, "temperature": draw_temperatures, "epochs": draw_epochs}
+        write_grid(draw[experiment.figure](runs), picture)

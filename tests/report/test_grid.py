@@ -25,7 +25,12 @@ def test_grids_mark_what_was_measured_and_what_the_paper_has(tmp_path: Path) -> 
     write_grid(draw_budgets(lines, ["baseline", "csda"], ["350", "800"], ["nm"]), tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
-    results = [{"method": "baseline", "auc": auc, "mca": 0.4} for auc in (0.6, 0.8)]
-    figure = draw_rows(results, ["baseline"], {"baseline": [0.81, 0.42]})
-    dots, mean, open_mark = (line.get_xdata() for line in figure.axes[0].get_lines())
-    assert [list(map(float, x)) for x in (dots, mean, open_mark)] == [[0.6, 0.8], pytest.approx([0.7, 0.7]), [0.81]]
+    scores = {"nm": (0.6, 0.8), "lesion": (0.5,)}
+    results = [
+        {"method": "baseline", "split": split, "auc": auc, "mca": 0.4} for split, own in scores.items() for auc in own
+    ]
+    figure = draw_rows(results, ["baseline"], {"baseline": [0.81, 0.42]}, ["nm", "lesion"])
+    for axes, expected in ((figure.axes[0], [0.6, 0.8]), (figure.axes[2], [0.5])):
+        dots, mean, open_mark = (list(map(float, line.get_xdata())) for line in axes.get_lines())
+        assert (dots, open_mark) == (expected, [0.81])
+        assert mean == pytest.approx([sum(expected) / len(expected)] * 2)

@@ -73,6 +73,15 @@ def test_curves_and_distances_are_means_over_seeds(make_aligned: Callable[..., R
     assert distance.get_lines()[1].get_ydata()[-1] == pytest.approx(last)  # type: ignore[index]
 
 
+def test_epochs_show_scores_and_the_loss(make_aligned: Callable[..., Run]) -> None:
+    runs = {"da": [make_aligned("da", "1.0", seed) for seed in (0, 1)], "csda": [make_aligned("csda", "0.5", 2)]}
+    auc, mca, loss = paper.draw_epochs(runs).axes
+    for axes, column in ((auc, "test_auc"), (mca, "test_mca"), (loss, "labeled_loss")):
+        assert [line.get_label() for line in axes.get_lines()] == ["da", "csda"]
+        expected = np.mean([[row[column] for row in run.metrics] for run in runs["da"]], axis=0)
+        np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), expected)
+
+
 def test_examples_show_truth_and_guesses(tmp_path: Path) -> None:
     image = np.full((8, 8, 3), 200, dtype=np.uint8)
     examples = [

@@ -36,10 +36,11 @@ def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
     names = [row.name for row in experiment.rows if any(line["method"] == row.name for line in results)]
     if len(experiment.labels) > 1:
         return draw_budgets(summarize(experiment, results), names, experiment.labels, list(experiment.splits))
-    labels, split = experiment.labels[0], next(iter(experiment.splits))
-    shown = [line for line in results if (line["labels"], line["split"]) == (labels, split)]
+    labels, splits = experiment.labels[0], list(experiment.splits)
     if len(names) > 4:
-        return draw_rows(shown, names, {row.name: row.paper.get(labels, []) for row in experiment.rows})
+        paper = {row.name: row.paper.get(labels, []) for row in experiment.rows}
+        return draw_rows(results, names, paper, [name for name in splits if any(r["split"] == name for r in results)])
+    shown = [line for line in results if (line["labels"], line["split"]) == (labels, splits[0])]
     classes = list_classes(results)
     examples = None
     if experiment.data == "synthetic":
@@ -137,25 +138,32 @@ def _draw_series(
     axes.plot(places[known], [paper[place] for place in known], "o", markersize=6, **_open(colour))
 
 
-def draw_rows(results: Sequence[Line], titles: Sequence[str], paper: Mapping[str, Sequence[float]]) -> Figure:
+def draw_rows(
+    results: Sequence[Line], titles: Sequence[str], paper: Mapping[str, Sequence[float]], splits: Sequence[str]
+) -> Figure:
     """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
 
-    `results` are the lines of NAME_runs.csv of one budget and split.
+    `results` are the lines of NAME_runs.csv of one budget; each split has panels of its own.
     """
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(13.6, 1.4 + 0.38 * len(titles)), facecolor="white", layout="constrained")
-        panels = figure.subplots(1, 2, sharey=True)
-        for axes, (position, name) in zip(panels, enumerate(("auc", "mca")), strict=True):
-            for row, title in enumerate(titles):
-                colour = PALETTE["vermilion" if row == 0 else "blue"]
-                scores = np.array([run[name] for run in results if run["method"] == title], dtype=float)
-                axes.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
-                axes.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
-                known = paper[title][position : position + 1]
-                axes.plot(known, [row] * len(known), "D", **_open(colour))
-            axes.set_yticks(range(len(titles)), titles)
-            axes.set_ylim(len(titles) - 0.4, -0.6)
-            axes.set_title(f"{name.upper()}: a dot for each seed, a bar for their mean")
+        size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))
+        figure = Figure(figsize=size, facecolor="white", layout="constrained")
+        panels = figure.subplots(len(splits), 2, sharey=True, squeeze=False)
+        for pair, split in zip(panels, splits, strict=True):
+            for axes, (position, name) in zip(pair, enumerate(("auc", "mca")), strict=True):
+                for row, title in enumerate(titles):
+                    colour = PALETTE["vermilion" if row == 0 else "blue"]
+                    runs = [run for run in results if (run["method"], run["split"]) == (title, split)]
+                    scores = np.array([run[name] for run in runs], dtype=float)
+                    axes.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
+                    if len(scores):
+                        axes.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+                    known = paper[title][position : position + 1]
+                    axes.plot(known, [row] * len(known), "D", **_open(colour))
+                axes.set_yticks(range(len(titles)), titles)
+                axes.set_ylim(len(titles) - 0.4, -0.6)
+                explained = f", {split}" if len(splits) > 1 else ": a dot for each seed, a bar for their mean"
+                axes.set_title(name.upper() + explained)
         if any(paper.values()):
             axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")

@@ -1,4 +1,4 @@
-"""Figures 3, 4 and 5 of the paper, drawn from run folders."""
+"""Figures 3, 4 and 5 of the paper, and what trainings do over their epochs, drawn from run folders."""
 
 from __future__ import annotations
 
@@ -94,6 +94,25 @@ def draw_temperatures(runs: Runs) -> Figure:
     distance.set(title="d  distance to λˣ after alignment (Frobenius)", xlabel="epoch")
     distance.set_ylim(bottom=0)
     distance.legend()
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def draw_epochs(runs: Runs) -> Figure:
+    """AUC and MCA of the test images, and the loss on the labeled ones, over the epochs of each row."""
+    figure = Figure(figsize=(16.0, 4.6), facecolor="white", layout="constrained")
+    panels = figure.subplots(1, 3)
+    columns = (("test_auc", "test AUC"), ("test_mca", "test MCA"), ("labeled_loss", "loss on the labeled images"))
+    for axes, (column, title) in zip(panels, columns, strict=True):
+        for (name, own), colour in zip(runs.items(), COLOURS, strict=False):
+            curves = [read_series(run, column) for run in own]
+            shade = PALETTE[METHOD_COLOURS.get(name, colour)]
+            _draw_band(axes, curves[0][0], np.stack([values for _, values in curves]), shade, name)
+        axes.set(title=title, xlabel="epoch", xscale="log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    panels[-1].set_yscale("log")
+    panels[-1].yaxis.set_major_formatter("{x:g}")
+    panels[0].legend()
     return figure
 
 
