@@ -1,0 +1,131 @@
+"""A whole training as one loop in plain torch: the labels alone, or Algorithm 1 with the library's two parts.
+
+Nothing of the package is used but its marginals and its queue, which have oracles of their own. Only the seeds are its
+own, since they decide what is drawn: an epoch seeds the order of the images, and the source of views and dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from csda import ClassMarginals, VariableConditionQueue
+from csda.runs import Run
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (3, 32, 32, 64, 64, 128)
+        blocks = [(nn.Conv2d(a, b, 4, 2, 1), nn.ReLU(), nn.BatchNorm2d(b)) for a, b in pairwise(sizes)]
+        self.blocks = nn.Sequential(*(layer for block in blocks for layer in block))
+        self.first, self.second = nn.Linear(128, 4096), nn.Linear(4096, 256)
+
+    def forward(self, *images: Tensor, source: torch.Generator | None = None) -> Tensor:
+        """Each tensor of images has statistics of its own in BatchNorm; with a `source` there is dropout."""
+        values = torch.cat([self.blocks(part).flatten(1) for part in images])
+        hidden = self.first(drop_out(values, source)).relu()
+        return self.second(drop_out(hidden, source))
+
+
+def drop_out(values: Tensor, source: torch.Generator | None) -> Tensor:
+    if source is None:
+        return values
+    return values * torch.empty_like(values).bernoulli_(0.5, generator=source) / 0.5
+
+
+def show(images: Tensor, source: torch.Generator) -> Tensor:
+    """Rotation within ten degrees, then translation by up to a tenth, zeros outside."""
+    draws = torch.empty(len(images), 5).uniform_(-1, 1, generator=source)
+    angle, right, down = draws[:, 0] * math.radians(10), draws[:, 1] * 0.2, draws[:, 2] * 0.2
+    rows = torch.stack([angle.cos(), -angle.sin(), right, angle.sin(), angle.cos(), down], dim=1)
+    grid = F.affine_grid(rows.view(-1, 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
+
+
+def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
+    """What the test images are predicted to be after each epoch of a run on a folder of images 32 pixels wide."""
+    config: dict[str, Any] = dict(run.config)
+    classes, epochs, steps = list(run.classes), config["epochs"], config["steps_per_epoch"]
+
+    def part(name: str) -> tuple[Tensor, Tensor]:
+        rows = [row for row in run.split if row.split == name]
+        pixels = [np.asarray(Image.open(folder / row.id).convert("RGB")) for row in rows]
+        labels = [classes.index(row.label) if row.label else -1 for row in rows]
+        return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255, torch.tensor(labels)
+
+    (images, labels), (test, _) = part("labeled"), part("test")
+
+    def seed(number: int) -> int:
+        return int(np.random.SeedSequence((config["seed"], number)).generate_state(1)[0])
+
+    torch.manual_seed(seed(0))
+    student, head = Encoder(), nn.Linear(256, len(classes))
+    teacher = deepcopy(student)
+    own = config["method_settings"]
+    if config["method"] == "csda":
+        pool, _ = part("unlabeled")
+        marginals = ClassMarginals(len(classes), own["momentum"], own["temperature"], condition=own["condition"])
+        queue = VariableConditionQueue(len(classes), own["capacity"], own["gamma"], own["delta"])
+
+    def predict(encoder: Encoder, shown: Tensor) -> Tensor:
+        encoder.eval()
+        with torch.no_grad():
+            return head(encoder(shown).relu()).softmax(-1)
+
+    def order(count: int, size: int, source: torch.Generator) -> Tensor:
+        passes = [torch.randperm(count, generator=source) for _ in range(math.ceil(steps * size / count))]
+        return torch.cat(passes)[: steps * size].view(steps, size)
+
+    def renew(positions: Tensor, source: torch.Generator) -> None:
+        """λ^u, then the queue."""
+        guesses = predict(teacher, show(pool[positions], source))
+        marginals.update_unlabeled(guesses)
+        confidences = marginals.labeled_confidence, marginals.unlabeled_confidence
+        queue.push(positions, marginals.align(guesses), *confidences)
+
+    predictions = []
+    for epoch in range(1, epochs + 1):
+        source, shuffle = (torch.Generator().manual_seed(seed(epoch)) for _ in range(2))
+        rate = config["lr"] * 0.1 ** sum(epoch - 1 >= share * epochs for share in (50 / 256, 125 / 256))
+        labeled_order = order(len(images), config["batch_size"], shuffle)
+        follows = config["method"] == "csda" and epoch > 1
+        pool_order = order(len(pool), config["unlabeled_batch_size"], shuffle) if follows else labeled_order
+        for chosen, unlabeled in zip(labeled_order, pool_order, strict=True):
+            shown = show(images[chosen], source)
+            student.train()
+            if follows:
+                for ours, theirs in zip(teacher.state_dict().values(), student.state_dict().values(), strict=True):
+                    if ours.is_floating_point():
+                        ours.mul_(own["teacher_momentum"]).add_((1 - own["teacher_momentum"]) * theirs)
+                queued, targets, filled = queue.contents()
+                features = student(shown, show(pool[queued], source), source=source)
+                logits, guessed = head(features.relu()).split((len(shown), len(queued)))
+                marginals.update_labeled(logits.detach().softmax(-1), labels[chosen])
+                distances = -(targets * guessed.log_softmax(-1)).sum(-1)
+                loss = F.cross_entropy(logits, labels[chosen]) + epoch / epochs * distances[filled].mean()
+                renew(unlabeled, source)
+            else:
+                loss = F.cross_entropy(head(student(shown, source=source).relu()), labels[chosen])
+            weights = [*student.parameters(), *head.parameters()]
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight.data -= rate * gradient
+        if config["method"] == "csda" and epoch == 1:
+            teacher.load_state_dict(student.state_dict())
+            marginals.start(predict(teacher, images), labels)
+            size = own["refresh_batch_size"]
+            beside = torch.randperm(len(images), generator=source).split(size)
+            for number, positions in enumerate(torch.randperm(len(pool), generator=source).split(size)):
+                show(images[beside[number % len(beside)]], source)  # looked at by nobody, since λ^x is the student's
+                renew(positions, source)
+        predictions.append(predict(student, test))
+    return predictions
