@@ -86,46 +86,64 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
         passes = [torch.randperm(count, generator=source) for _ in range(math.ceil(steps * size / count))]
         return torch.cat(passes)[: steps * size].view(steps, size)
 
-    def renew(positions: Tensor, source: torch.Generator) -> None:
-        """λ^u, then the queue."""
+    def average() -> None:
+        for ours, theirs in zip(teacher.state_dict().values(), student.state_dict().values(), strict=True):
+            if ours.is_floating_point():
+                ours.mul_(own["teacher_momentum"]).add_((1 - own["teacher_momentum"]) * theirs)
+
+    def renew(shown: Tensor, its_labels: Tensor, positions: Tensor, source: torch.Generator) -> None:
+        """λ^x, unless the student tells it, then λ^u, then the queue."""
         guesses = predict(teacher, show(pool[positions], source))
+        if own["labeled_from"] == "teacher":
+            marginals.update_labeled(predict(teacher, shown), its_labels)
         marginals.update_unlabeled(guesses)
         confidences = marginals.labeled_confidence, marginals.unlabeled_confidence
         queue.push(positions, marginals.align(guesses), *confidences)
+
+    def renew_all(source: torch.Generator) -> None:
+        size = own["refresh_batch_size"]
+        labeled_batches = torch.randperm(len(images), generator=source).split(size)
+        for number, positions in enumerate(torch.randperm(len(pool), generator=source).split(size)):
+            beside = labeled_batches[number % len(labeled_batches)]
+            renew(show(images[beside], source), labels[beside], positions, source)
 
     predictions = []
     for epoch in range(1, epochs + 1):
         source, shuffle = (torch.Generator().manual_seed(seed(epoch)) for _ in range(2))
         rate = config["lr"] * 0.1 ** sum(epoch - 1 >= share * epochs for share in (50 / 256, 125 / 256))
         labeled_order = order(len(images), config["batch_size"], shuffle)
-        follows = config["method"] == "csda" and epoch > 1
+        queues = config["method"] == "csda"
+        follows = queues and epoch > 1
         pool_order = order(len(pool), config["unlabeled_batch_size"], shuffle) if follows else labeled_order
         for chosen, unlabeled in zip(labeled_order, pool_order, strict=True):
             shown = show(images[chosen], source)
             student.train()
             if follows:
-                for ours, theirs in zip(teacher.state_dict().values(), student.state_dict().values(), strict=True):
-                    if ours.is_floating_point():
-                        ours.mul_(own["teacher_momentum"]).add_((1 - own["teacher_momentum"]) * theirs)
+                if own["teacher_update"] == "step":
+                    average()
                 queued, targets, filled = queue.contents()
-                features = student(shown, show(pool[queued], source), source=source)
+                both = shown, show(pool[queued], source)
+                features = student(*both if own["passes"] == "two" else [torch.cat(both)], source=source)
                 logits, guessed = head(features.relu()).split((len(shown), len(queued)))
-                marginals.update_labeled(logits.detach().softmax(-1), labels[chosen])
+                if own["labeled_from"] == "student":
+                    marginals.update_labeled(logits.detach().softmax(-1), labels[chosen])
                 distances = -(targets * guessed.log_softmax(-1)).sum(-1)
                 loss = F.cross_entropy(logits, labels[chosen]) + epoch / epochs * distances[filled].mean()
-                renew(unlabeled, source)
+                if own["refresh"] == "step":
+                    renew(shown, labels[chosen], unlabeled, source)
             else:
                 loss = F.cross_entropy(head(student(shown, source=source).relu()), labels[chosen])
             weights = [*student.parameters(), *head.parameters()]
             for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
                 weight.data -= rate * gradient
-        if config["method"] == "csda" and epoch == 1:
+        if queues and epoch == 1:
             teacher.load_state_dict(student.state_dict())
             marginals.start(predict(teacher, images), labels)
-            size = own["refresh_batch_size"]
-            beside = torch.randperm(len(images), generator=source).split(size)
-            for number, positions in enumerate(torch.randperm(len(pool), generator=source).split(size)):
-                show(images[beside[number % len(beside)]], source)  # looked at by nobody, since λ^x is the student's
-                renew(positions, source)
+            renew_all(source)
+        elif queues:
+            if own["teacher_update"] == "epoch":
+                average()
+            if own["refresh"] == "epoch":
+                renew_all(source)
         predictions.append(predict(student, test))
     return predictions
