@@ -16,6 +16,8 @@ from tiny import train_tiny
 CASES = {
     "baseline": ("baseline", "default"),
     "upper bound": ("upper-bound", "default"),
+    "self-train": ("self-train", "default"),
+    "nm": ("nm", "default"),
     "csda": ("csda", "default"),
     "csda as the paper has it": ("csda", "paper"),
 }

@@ -1,4 +1,5 @@
-"""A whole training as one loop in plain torch: the labels alone, or Algorithm 1 with the library's two parts.
+"""A whole training as one loop in plain torch: the labels alone, plain self-training, Neighbor Matching, or Algorithm 1
+with the library's two parts.
 
 Nothing of the package is used but its marginals and its queue, which have oracles of their own. Only the seeds are its
 own, since they decide what is drawn: an epoch seeds the order of the images, and the source of views and dropout.
@@ -20,6 +21,23 @@ from torch.nn import functional as F
 
 from csda import ClassMarginals, VariableConditionQueue
 from csda.runs import Run
+
+
+class Memory:
+    """Neighbor Matching's: for each class the latest features of labeled images that the teacher gets about right."""
+
+    def __init__(self, classes: int, slots: int) -> None:
+        self.slots, self.held = slots, [list[Tensor]() for _ in range(classes)]
+
+    def remember(self, features: Tensor, probs: Tensor, labels: Tensor) -> None:
+        for feature, guess, label in zip(features, probs, labels.tolist(), strict=True):
+            if guess[label] >= 0.3 or guess.argmax() == label:
+                self.held[label] = [feature / feature.norm(), *self.held[label]][: self.slots]
+
+    def vote(self, feature: Tensor) -> Tensor:
+        weights = [[(100 * (feature / feature.norm()) @ other).exp() for other in own] for own in self.held]
+        votes = torch.stack([torch.stack(own).sum() if own else torch.zeros(()) for own in weights])
+        return votes / votes.sum()
 
 
 class Encoder(nn.Module):
@@ -72,8 +90,12 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
     student, head = Encoder(), nn.Linear(256, len(classes))
     teacher = deepcopy(student)
     own = config["method_settings"]
-    if config["method"] == "csda":
+    queues, learns = config["method"] == "csda", config["method"] in ("csda", "self-train", "nm")
+    if learns:
         pool, _ = part("unlabeled")
+    if config["method"] == "nm":
+        memory = Memory(len(classes), 2 * (own["memory"] // len(classes)))
+    if queues:
         marginals = ClassMarginals(len(classes), own["momentum"], own["temperature"], condition=own["condition"])
         queue = VariableConditionQueue(len(classes), own["capacity"], own["gamma"], own["delta"])
 
@@ -85,6 +107,16 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
     def order(count: int, size: int, source: torch.Generator) -> Tensor:
         passes = [torch.randperm(count, generator=source) for _ in range(math.ceil(steps * size / count))]
         return torch.cat(passes)[: steps * size].view(steps, size)
+
+    def guess(shown: Tensor, its_labels: Tensor, unlabeled: Tensor) -> Tensor:
+        """What the batch itself is taken for, where there is no queue."""
+        if config["method"] == "self-train":
+            return predict(student, unlabeled)
+        teacher.eval()
+        with torch.no_grad():
+            features, others = teacher(shown), teacher(unlabeled)
+            memory.remember(features, head(features.relu()).softmax(-1), its_labels)
+            return torch.stack([memory.vote(feature) for feature in others])
 
     def average() -> None:
         for ours, theirs in zip(teacher.state_dict().values(), student.state_dict().values(), strict=True):
@@ -112,32 +144,37 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
         source, shuffle = (torch.Generator().manual_seed(seed(epoch)) for _ in range(2))
         rate = config["lr"] * 0.1 ** sum(epoch - 1 >= share * epochs for share in (50 / 256, 125 / 256))
         labeled_order = order(len(images), config["batch_size"], shuffle)
-        queues = config["method"] == "csda"
-        follows = queues and epoch > 1
+        follows = learns and epoch > 1
         pool_order = order(len(pool), config["unlabeled_batch_size"], shuffle) if follows else labeled_order
         for chosen, unlabeled in zip(labeled_order, pool_order, strict=True):
             shown = show(images[chosen], source)
             student.train()
             if follows:
-                if own["teacher_update"] == "step":
+                if own["teacher"] == "ema" and own["teacher_update"] == "step":
                     average()
-                queued, targets, filled = queue.contents()
+                if queues:
+                    queued, targets, filled = queue.contents()
+                else:
+                    queued, filled = unlabeled, torch.ones(len(unlabeled), dtype=torch.bool)
+                    targets = guess(shown, labels[chosen], show(pool[unlabeled], source))
                 both = shown, show(pool[queued], source)
+                student.train()
                 features = student(*both if own["passes"] == "two" else [torch.cat(both)], source=source)
                 logits, guessed = head(features.relu()).split((len(shown), len(queued)))
-                if own["labeled_from"] == "student":
+                if queues and own["labeled_from"] == "student":
                     marginals.update_labeled(logits.detach().softmax(-1), labels[chosen])
                 distances = -(targets * guessed.log_softmax(-1)).sum(-1)
                 loss = F.cross_entropy(logits, labels[chosen]) + epoch / epochs * distances[filled].mean()
-                if own["refresh"] == "step":
+                if queues and own["refresh"] == "step":
                     renew(shown, labels[chosen], unlabeled, source)
             else:
                 loss = F.cross_entropy(head(student(shown, source=source).relu()), labels[chosen])
             weights = [*student.parameters(), *head.parameters()]
             for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
                 weight.data -= rate * gradient
-        if queues and epoch == 1:
+        if epoch == 1:
             teacher.load_state_dict(student.state_dict())
+        if queues and epoch == 1:
             marginals.start(predict(teacher, images), labels)
             renew_all(source)
         elif queues:
