@@ -18,6 +18,8 @@ CASES = {
     "upper bound": ("upper-bound", "default"),
     "self-train": ("self-train", "default"),
     "nm": ("nm", "default"),
+    "da": ("da", "default"),
+    "vcq": ("vcq", "default"),
     "csda": ("csda", "default"),
     "csda as the paper has it": ("csda", "paper"),
 }

@@ -1,5 +1,5 @@
 """A whole training as one loop in plain torch: the labels alone, plain self-training, Neighbor Matching, or Algorithm 1
-with the library's two parts.
+with the library's two parts, both or one of them.
 
 Nothing of the package is used but its marginals and its queue, which have oracles of their own. Only the seeds are its
 own, since they decide what is drawn: an epoch seeds the order of the images, and the source of views and dropout.
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csda import ClassMarginals, VariableConditionQueue
+from csda.marginals import AgnosticMarginals
 from csda.runs import Run
 
 
@@ -90,11 +91,13 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
     student, head = Encoder(), nn.Linear(256, len(classes))
     teacher = deepcopy(student)
     own = config["method_settings"]
-    queues, learns = config["method"] == "csda", config["method"] in ("csda", "self-train", "nm")
+    queues, learns = config["method"] in ("csda", "vcq"), config["method"] not in ("baseline", "upper-bound")
     if learns:
         pool, _ = part("unlabeled")
     if config["method"] == "nm":
         memory = Memory(len(classes), 2 * (own["memory"] // len(classes)))
+    if config["method"] == "da":
+        agnostic = AgnosticMarginals(len(classes), own["momentum"])
     if queues:
         marginals = ClassMarginals(len(classes), own["momentum"], own["temperature"], condition=own["condition"])
         queue = VariableConditionQueue(len(classes), own["capacity"], own["gamma"], own["delta"])
@@ -112,6 +115,10 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
         """What the batch itself is taken for, where there is no queue."""
         if config["method"] == "self-train":
             return predict(student, unlabeled)
+        if config["method"] == "da":
+            guesses = predict(teacher, unlabeled)
+            agnostic.update_unlabeled(guesses)
+            return agnostic.align(guesses)
         teacher.eval()
         with torch.no_grad():
             features, others = teacher(shown), teacher(unlabeled)
@@ -130,7 +137,7 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
             marginals.update_labeled(predict(teacher, shown), its_labels)
         marginals.update_unlabeled(guesses)
         confidences = marginals.labeled_confidence, marginals.unlabeled_confidence
-        queue.push(positions, marginals.align(guesses), *confidences)
+        queue.push(positions, guesses if own["align"] == "none" else marginals.align(guesses), *confidences)
 
     def renew_all(source: torch.Generator) -> None:
         size = own["refresh_batch_size"]
@@ -161,8 +168,9 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
                 student.train()
                 features = student(*both if own["passes"] == "two" else [torch.cat(both)], source=source)
                 logits, guessed = head(features.relu()).split((len(shown), len(queued)))
-                if queues and own["labeled_from"] == "student":
-                    marginals.update_labeled(logits.detach().softmax(-1), labels[chosen])
+                if config["method"] == "da" or (queues and own["labeled_from"] == "student"):
+                    observed = agnostic if config["method"] == "da" else marginals
+                    observed.update_labeled(logits.detach().softmax(-1), labels[chosen])
                 distances = -(targets * guessed.log_softmax(-1)).sum(-1)
                 loss = F.cross_entropy(logits, labels[chosen]) + epoch / epochs * distances[filled].mean()
                 if queues and own["refresh"] == "step":
@@ -174,6 +182,8 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
                 weight.data -= rate * gradient
         if epoch == 1:
             teacher.load_state_dict(student.state_dict())
+        if config["method"] == "da" and epoch == 1:
+            agnostic.start(predict(teacher, images), labels)
         if queues and epoch == 1:
             marginals.start(predict(teacher, images), labels)
             renew_all(source)
