@@ -133,9 +133,14 @@ class Refinement(nn.Module):
         if self.queue is not None and self.queue.images is not None:
             self.queue.images.copy_(pool.batch(self.queue.indices).pixels)
 
+    @property
+    def observes(self) -> bool:
+        """Whether marginals are learned: not where nothing is aligned or queued by them."""
+        return self.settings.align != "none" or self.queue is not None
+
     def history(self) -> dict[str, Tensor]:
         """State of this epoch, by the names of `history.npz`."""
-        if not self._kept():
+        if not self.observes:
             return {}
         marginals = self.marginals
         state = {"labeled_marginals": marginals.labeled, "unlabeled_marginals": marginals.unlabeled}
@@ -146,8 +151,7 @@ class Refinement(nn.Module):
         return state
 
     def _kept(self) -> list[ClassMarginals | AgnosticMarginals]:
-        """What is learned: nothing where nothing is aligned or queued by it."""
-        if self.settings.align == "none" and self.queue is None:
+        if not self.observes:
             return []
         return [self.marginals] if self.agnostic is None else [self.marginals, self.agnostic]
 

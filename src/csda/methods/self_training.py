@@ -72,7 +72,7 @@ class SelfTraining(Method):
         self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
     ) -> StepOutput:
         settings, queue = self.settings, self.refinement.queue
-        renews = queue is None or settings.refresh == "step"
+        renews = settings.refresh == "step"
         trains_first = queue is not None and settings.order == "train_first"
         labeled_images = labeled.weak()
         if settings.teacher == "ema" and settings.teacher_update == "step":
@@ -82,14 +82,13 @@ class SelfTraining(Method):
         # loss. A student that guesses itself has one set of BatchNorm's averages to read and to write.
         apart = queue is None and settings.teacher == "ema"
         with beside(labeled_images.device, labeled, labeled_images, unlabeled) if apart else nullcontext():
-            aligned = None
-            if renews and not trains_first:
-                aligned = self._refresh(model, labeled_images, labeled.targets, unlabeled)
-            if queue is not None:
-                samples, aligned, mask = self.refinement.queued(labeled, pool)
+            if queue is None:
+                samples, aligned = unlabeled, self._refresh(model, labeled_images, labeled.targets, unlabeled)
+                mask = torch.ones(len(unlabeled), dtype=torch.bool, device=aligned.device)
             else:
-                assert aligned is not None
-                samples, mask = unlabeled, torch.ones(len(unlabeled), dtype=torch.bool, device=aligned.device)
+                if renews and not trains_first:
+                    self._refresh(model, labeled_images, labeled.targets, unlabeled)
+                samples, aligned, mask = self.refinement.queued(labeled, pool)
             mask = self.admit(aligned, mask, progress)
             targets = self.refinement.targets(aligned)
 
@@ -159,7 +158,7 @@ class SelfTraining(Method):
         forward = model.forward_apart if self.settings.passes == "two" else model
         labeled_logits, logits = forward(labeled_images, images).split((len(labeled_images), len(images)))
         targets, mask = guesses()
-        if self.settings.labeled_from == "student":
+        if self.settings.labeled_from == "student" and self.refinement.observes:
             labeled_probs = self.probabilities(labeled_logits.detach().float())
             with beside(labels.device, labeled_probs, labels):
                 self.refinement.observe_labeled(labeled_probs, labels)
