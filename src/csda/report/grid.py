@@ -6,7 +6,7 @@ A filled mark is what was measured here, an open one of the same colour what the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -148,22 +148,22 @@ def draw_rows(
     with matplotlib.rc_context(STYLE):
         size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))
         figure = Figure(figsize=size, facecolor="white", layout="constrained")
-        panels = figure.subplots(len(splits), 2, sharey=True, squeeze=False)
-        for pair, split in zip(panels, splits, strict=True):
-            for axes, (position, name) in zip(pair, enumerate(("auc", "mca")), strict=True):
-                for row, title in enumerate(titles):
-                    colour = PALETTE["vermilion" if row == 0 else "blue"]
-                    runs = [run for run in results if (run["method"], run["split"]) == (title, split)]
-                    scores = np.array([run[name] for run in runs], dtype=float)
-                    axes.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
-                    if len(scores):
-                        axes.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
-                    known = paper[title][position : position + 1]
-                    axes.plot(known, [row] * len(known), "D", **_open(colour))
-                axes.set_yticks(range(len(titles)), titles)
-                axes.set_ylim(len(titles) - 0.4, -0.6)
-                explained = f", {split}" if len(splits) > 1 else ": a dot for each seed, a bar for their mean"
-                axes.set_title(name.upper() + explained)
+        panels = figure.subplots(len(splits), 2, sharey=True, squeeze=False).flat
+        kinds = product(splits, enumerate(("auc", "mca")))
+        for axes, (split, (position, name)) in zip(panels, kinds, strict=True):
+            for row, title in enumerate(titles):
+                colour = PALETTE["vermilion" if row == 0 else "blue"]
+                runs = [run for run in results if (run["method"], run["split"]) == (title, split)]
+                scores = np.array([run[name] for run in runs], dtype=float)
+                axes.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
+                if len(scores):
+                    axes.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+                known = paper[title][position : position + 1]
+                axes.plot(known, [row] * len(known), "D", **_open(colour))
+            axes.set_yticks(range(len(titles)), titles)
+            axes.set_ylim(len(titles) - 0.4, -0.6)
+            explained = f", {split}" if len(splits) > 1 else ": a dot for each seed, a bar for their mean"
+            axes.set_title(name.upper() + explained)
         if any(paper.values()):
             axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")

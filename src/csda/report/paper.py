@@ -79,8 +79,7 @@ def draw_temperatures(runs: Runs) -> Figure:
     colours = dict(zip(tempered, (PALETTE[colour] for colour in COLOURS), strict=False))
     for axes, letter, figure_name in ((auc, "b", "auc"), (mca, "c", "mca")):
         for name, own in tempered.items():
-            curves = [read_series(run, f"test_{figure_name}") for run in own]
-            _draw_band(axes, curves[0][0], np.stack([values for _, values in curves]), colours[name], name)
+            _draw_column(axes, own, f"test_{figure_name}", colours[name], name)
         axes.set(title=f"{letter}  test {figure_name.upper()} by temperature", xlabel="epoch")
         axes.legend(ncols=2)
     for name, own in runs.items():
@@ -105,9 +104,7 @@ def draw_epochs(runs: Runs) -> Figure:
     columns = (("test_auc", "test AUC"), ("test_mca", "test MCA"), ("labeled_loss", "loss on the labeled images"))
     for axes, (column, title) in zip(panels, columns, strict=True):
         for (name, own), colour in zip(runs.items(), COLOURS, strict=False):
-            curves = [read_series(run, column) for run in own]
-            shade = PALETTE[METHOD_COLOURS.get(name, colour)]
-            _draw_band(axes, curves[0][0], np.stack([values for _, values in curves]), shade, name)
+            _draw_column(axes, own, column, PALETTE[METHOD_COLOURS.get(name, colour)], name)
         axes.set(title=title, xlabel="epoch", xscale="log")
         axes.xaxis.set_major_formatter("{x:g}")
     panels[-1].set_yscale("log")
@@ -128,6 +125,12 @@ def _draw_shapes(axes: Axes, n: int) -> None:
         axes.plot(entry, temper_entry(entry, temperature, n), color=PALETTE[colour], label=f"T = {temperature:g}")
     axes.set(title=f"a  an entry of λˣ before and after, n = {n}", xlabel="λ", ylabel="Normalize(λᵀ)")
     axes.legend()
+
+
+def _draw_column(axes: Axes, runs: Sequence[Run], column: str, colour: str, label: str) -> None:
+    """A column of metrics.jsonl over epochs, for several seeds."""
+    curves = [read_series(run, column) for run in runs]
+    _draw_band(axes, curves[0][0], np.stack([values for _, values in curves]), colour, label)
 
 
 def _draw_band(axes: Axes, epochs: Array, values: Array, colour: str, label: str) -> None:
