@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from csda import kernels, streams
 from csda.errors import ConfigError
+from csda.models.linear import Linear, in_step
 from csda.ranks import Ranks
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -179,6 +180,7 @@ class Engine:
         capture: whether to use a CUDA graph; without a GPU steps are always eager.
         own_kernels: whether to use hand-written kernels, which need a GPU, too.
         ranks: processes that compute the same loss together, over which gradients are averaged.
+        layers: those that may keep their weights in bfloat16, too, where kernels can then update them by plain SGD.
     """
 
     def __init__(
@@ -191,6 +193,7 @@ class Engine:
         capture: bool = True,
         own_kernels: bool = True,
         ranks: Ranks | None = None,
+        layers: Sequence[Linear] = (),
     ) -> None:
         self.optimizer = optimizer
         self.device = device
@@ -199,6 +202,10 @@ class Engine:
         self.capture = capture and device.type == "cuda"
         self.own_kernels = own_kernels
         self.ranks = ranks or Ranks()
+        simple = precision == "bf16" and own_kernels and self.ranks.alone and isinstance(optimizer, torch.optim.SGD)
+        self.layers = [layer for layer in layers if simple and kernels.usable(layer.weight)]
+        for layer in self.layers:
+            layer.keep_rounded()
         self.remark: str | None = None
         """Why steps are eager although a graph was wanted."""
         self._programs: dict[Compute, _Program] = {}
@@ -217,6 +224,8 @@ class Engine:
         else:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._stream):
+                for layer in self.layers:
+                    layer.renew()  # a graph cannot tell what was written between steps
                 if program.graph is None and program.steps >= _EAGER_STEPS:
                     self._try_capture(program, compute, inputs)
                 if program.graph is None:
@@ -247,12 +256,14 @@ class Engine:
 
     def _execute(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        with self.arithmetic():
+        with self.arithmetic(), in_step(self.layers):
             output = compute(*inputs)
         output.loss.backward()
         self.ranks.average(self._gradients())
         streams.join()  # the teacher's head is the student's, which now changes
         self.optimizer.step()
+        for layer in self.layers:
+            layer.descend(self.optimizer.param_groups[0]["lr"])
         values = {"loss": output.loss.detach(), **output.logs}
         figures = torch.stack([*values.values(), torch.ones_like(output.loss)]).double()
         if program.sums is None:

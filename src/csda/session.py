@@ -40,6 +40,7 @@ from csda.losses import ramp
 from csda.methods import METHODS, build_method
 from csda.methods.base import StepOutput, Task
 from csda.models.backbones import build_encoder
+from csda.models.linear import linear_layers
 from csda.models.two_stream import TwoStream
 from csda.progress import Reporter, format_duration
 from csda.ranks import Ranks
@@ -178,6 +179,7 @@ class Session:
             capture=self.config.cuda_graph,
             own_kernels=self.config.kernels,
             ranks=self.ranks,
+            layers=linear_layers(self.model),
         )
 
     def create_run(self, folder: Path) -> Run:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from csda import kernels
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
+from csda.models.linear import Linear
 
 FEATURES = 256
 _CHANNELS = (32, 32, 64, 64, 128)
@@ -64,10 +65,10 @@ def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> AlexNet:
     linear = nn.Sequential(
         nn.Flatten(),
         Dropout(dropout),
-        nn.Linear(flat, _HIDDEN),
+        Linear(flat, _HIDDEN),
         nn.ReLU(),
         Dropout(dropout),
-        nn.Linear(_HIDDEN, FEATURES),
+        Linear(_HIDDEN, FEATURES),
     )
     return AlexNet(*blocks, linear)
 

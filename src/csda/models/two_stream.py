@@ -12,6 +12,7 @@ from csda.models.alexnet import FEATURES
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
+from csda.models.linear import linear_layers
 from csda.ranks import Ranks
 
 
@@ -74,7 +75,12 @@ class TwoStream(nn.Module):
     @torch.no_grad()
     def update_teacher(self, momentum: float) -> None:
         """Eq. (11) for the weights: θ_e¹ ← ω θ_e¹ + (1 − ω) θ_e², statistics included."""
-        torch._foreach_lerp_(self._state(self.teacher), self._state(self.student), 1.0 - momentum)
+        pairs = dict(zip(self._state(self.teacher), self._state(self.student), strict=True))
+        for ours, theirs in zip(linear_layers(self.teacher), linear_layers(self.student), strict=True):
+            if ours.rounded is not None:
+                ours.follow(theirs, 1.0 - momentum)
+                del pairs[ours.weight]
+        torch._foreach_lerp_(tuple(pairs), tuple(pairs.values()), 1.0 - momentum)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
