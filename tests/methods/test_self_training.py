@@ -33,7 +33,7 @@ def _events(training: Training, method: SelfTraining, monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    watch(training.model, "update_teacher", "teacher")
+    watch(training.model, "average_weights", "teacher")
     watch(method.refinement, "observe_labeled", "λ^x")
     watch(method.refinement, "refine", "λ^u")
     watch(method.refinement, "push", "queue")

@@ -75,13 +75,18 @@ class SelfTraining(Method):
         renews = settings.refresh == "step"
         trains_first = queue is not None and settings.order == "train_first"
         labeled_images = labeled.weak()
-        if settings.teacher == "ema" and settings.teacher_update == "step":
-            model.update_teacher(settings.teacher_momentum)
-
+        device = labeled_images.device
         # Without a queue a teacher guesses while the student looks at its images: neither needs the other before the
         # loss. A student that guesses itself has one set of BatchNorm's averages to read and to write.
         apart = queue is None and settings.teacher == "ema"
-        with beside(labeled_images.device, labeled, labeled_images, unlabeled) if apart else nullcontext():
+        if settings.teacher == "ema" and settings.teacher_update == "step":
+            model.average_statistics(settings.teacher_momentum)
+            with beside(device):
+                model.average_weights(settings.teacher_momentum)
+            if not apart and not trains_first:
+                join()  # the teacher's pass is not beside, but comes next
+
+        with beside(device, labeled, labeled_images, unlabeled) if apart else nullcontext():
             if queue is None:
                 samples, aligned = unlabeled, self._refresh(model, labeled_images, labeled.targets, unlabeled)
                 mask = torch.ones(len(unlabeled), dtype=torch.bool, device=aligned.device)
@@ -100,7 +105,7 @@ class SelfTraining(Method):
         # Algorithm 1 moves the teacher before this; here it labels with the average up to the step before.
         if renews and trains_first:
             # What is renewed is for the next step, so it need not wait for the gradients of this one.
-            with beside(labeled_images.device, labeled, labeled_images, unlabeled):
+            with beside(device, labeled, labeled_images, unlabeled):
                 self._refresh(model, labeled_images, labeled.targets, unlabeled)
         weight = settings.weight * progress if settings.weight_ramp else settings.weight
         return StepOutput(

@@ -69,13 +69,24 @@ class TwoStream(nn.Module):
     @torch.no_grad()
     def start_teacher(self) -> None:
         """The teacher becomes a copy of the student, which the labels-only epoch has trained."""
-        for ours, theirs in zip(self._state(self.teacher), self._state(self.student), strict=True):
+        for ours, theirs in zip(_state(self.teacher), _state(self.student), strict=True):
             ours.copy_(theirs)
 
-    @torch.no_grad()
     def update_teacher(self, momentum: float) -> None:
         """Eq. (11) for the weights: θ_e¹ ← ω θ_e¹ + (1 − ω) θ_e², statistics included."""
-        pairs = dict(zip(self._state(self.teacher), self._state(self.student), strict=True))
+        self.average_statistics(momentum)
+        self.average_weights(momentum)
+
+    @torch.no_grad()
+    def average_statistics(self, momentum: float) -> None:
+        """BatchNorm's part of Eq. (11), which has to come before the student's next pass: that writes them."""
+        if statistics := _statistics(self.teacher):
+            torch._foreach_lerp_(statistics, _statistics(self.student), 1.0 - momentum)
+
+    @torch.no_grad()
+    def average_weights(self, momentum: float) -> None:
+        """The weights' part of Eq. (11), which can be made at any time before the student's are updated."""
+        pairs: dict[Tensor, Tensor] = dict(zip(self.teacher.parameters(), self.student.parameters(), strict=True))
         for ours, theirs in zip(linear_layers(self.teacher), linear_layers(self.student), strict=True):
             if ours.rounded is not None:
                 ours.follow(theirs, 1.0 - momentum)
@@ -103,6 +114,10 @@ class TwoStream(nn.Module):
                 if isinstance(child, nn.BatchNorm2d):
                     setattr(module, name, SharedBatchNorm2d(child, ranks))
 
-    @staticmethod
-    def _state(encoder: nn.Module) -> list[Tensor]:
-        return [tensor for tensor in encoder.state_dict(keep_vars=True).values() if tensor.is_floating_point()]
+
+def _state(encoder: nn.Module) -> list[Tensor]:
+    return [*encoder.parameters(), *_statistics(encoder)]
+
+
+def _statistics(encoder: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in encoder.buffers() if buffer.is_floating_point()]
