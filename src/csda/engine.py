@@ -258,17 +258,18 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         with self.arithmetic(), in_step(self.layers):
             output = compute(*inputs)
+        values = {"loss": output.loss.detach(), **output.logs}
+        with streams.beside(self.device, *values.values()):
+            figures = torch.stack([*values.values(), torch.ones_like(output.loss)]).double()
+            if program.sums is None:
+                program.names, program.sums = tuple(values), torch.zeros_like(figures)
+            program.sums.add_(figures)
         output.loss.backward()
         self.ranks.average(self._gradients())
         streams.join()  # the teacher's head is the student's, which now changes
         self.optimizer.step()
         for layer in self.layers:
             layer.descend(self.optimizer.param_groups[0]["lr"])
-        values = {"loss": output.loss.detach(), **output.logs}
-        figures = torch.stack([*values.values(), torch.ones_like(output.loss)]).double()
-        if program.sums is None:
-            program.names, program.sums = tuple(values), torch.zeros_like(figures)
-        program.sums.add_(figures)
 
     def _gradients(self) -> list[Tensor]:
         parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
