@@ -11,6 +11,7 @@ guessed from; guesses are made in evaluation mode; all samples go through BatchN
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
@@ -75,11 +76,12 @@ class GLM(SelfTraining):
         The choice stays on the device: at the other layers a sample's share is 1, which changes nothing.
         """
         values = images
-        for depth in range(len(model.student) + 1):
-            if depth > 0:
-                values = model.student[depth - 1](values)
-            if depth in self.layers:
-                values = mix(values, partners, torch.where(layer == self.layers.index(depth), shares, 1.0))
+        # What lies between two layers runs in one go.
+        for begin, end in pairwise(sorted({-1, 0, *self.layers, len(model.student)})):
+            if end > 0:
+                values = model.student[begin:end](values)
+            if end in self.layers:
+                values = mix(values, partners, torch.where(layer == self.layers.index(end), shares, 1.0))
         logits: Tensor = model.head(values)
         return logits
 
