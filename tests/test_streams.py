@@ -33,7 +33,7 @@ def test_what_follows_sees_all_of_it(capture: bool) -> None:
     def compute(scale: torch.Tensor) -> StepOutput:
         loss = (weight * state.clone()).mean() * scale  # as the contents of a queue are
         given = weight.detach() * scale
-        with beside(device, given):
+        with beside(given.device, given):  # by its number, where the engine goes by its kind
             total = given
             for _ in range(200):
                 total = torch.tanh(total + given)

@@ -36,9 +36,12 @@ def beside(device: torch.device, *kept: object) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    if _here.stream is None or _here.stream.device != device:
-        _here.stream = torch.cuda.Stream(device)
-    _here.stream.wait_stream(torch.cuda.current_stream(device))
+    current = torch.cuda.current_stream(device)
+    # Asked of the stream, since "cuda" and "cuda:0" are one device and not equal.
+    if _here.stream is None or _here.stream.device != current.device:
+        join()
+        _here.stream = torch.cuda.Stream(current.device)
+    _here.stream.wait_stream(current)
     _here.forked = True
     _here.kept.extend(kept)
     with torch.cuda.stream(_here.stream):
