@@ -55,20 +55,18 @@ class NeighborMatching(SelfTraining):
     def guess(
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
-        features = model.ranks.map(model.teacher, labeled_images, unlabeled.weak()).float()
-        probs = self.probabilities(model.head(features).float())
+        features, probs = self._look(model, labeled_images, unlabeled.weak())
         labeled_features, unlabeled_features = features.split((len(targets), len(unlabeled)))
         labeled_probs, unlabeled_probs = probs.split((len(targets), len(unlabeled)))
         self.remember(labeled_features, labeled_probs, targets)
         return labeled_probs, self.propagate(unlabeled_features, unlabeled_probs)
 
     def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
-        features = model.ranks.map(model.teacher, images).float()
-        probs = self.propagate(features, self.probabilities(model.head(features).float()))
+        probs = self.propagate(*self._look(model, images))
         return probs, self.refinement.align(probs)
 
     def remember(self, features: Tensor, probs: Tensor, targets: Tensor) -> None:
-        """Put features [B, 256] in front of their classes if p_y ≥ 0.3 or y is predicted; the oldest fall out."""
+        """Put unit features [B, 256] in front of their classes if p_y ≥ 0.3 or y is predicted; the oldest fall out."""
         labels = self.as_probabilities(targets)
         members = labels > 0.5
         if self.task.multi_label:
@@ -79,19 +77,25 @@ class NeighborMatching(SelfTraining):
             predicted = (probs.argmax(dim=-1) == targets)[:, None]
         enters = members & ((probs >= self.enter) | predicted)
 
-        # A row a class: the batch, newest first, then what is held. What stays moves to the front in that order.
-        alive = torch.cat((enters.flip(0).T, self.filled), dim=1)
-        stays = alive.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : self.filled.shape[1]]
-        for held, new in ((self.features, F.normalize(features, dim=-1)), (self.labels, labels)):
+        # A row a class: the batch, newest first, then what is held. Of those that are there, slot k takes the k-th.
+        count = torch.cat((enters.flip(0).T, self.filled), dim=1).cumsum(dim=1)
+        slots = torch.arange(1, self.filled.shape[1] + 1, device=count.device).repeat(len(count), 1)
+        stays = torch.searchsorted(count, slots).clamp_(max=count.shape[1] - 1)
+        for held, new in ((self.features, features), (self.labels, labels)):
             candidates = torch.cat((new.flip(0).expand(len(held), -1, -1), held), dim=1)
             held.copy_(candidates.gather(1, stays[:, :, None].expand_as(held)))
-        self.filled.copy_(alive.gather(1, stays))
+        torch.le(slots, count[:, -1:], out=self.filled)
 
     def propagate(self, features: Tensor, fallback: Tensor) -> Tensor:
-        """The neighbours' labels by softmax(100 · cosine) for features [B, 256]; `fallback` while there are none."""
+        """The neighbours' labels by softmax(100 · cosine) for unit features [B, 256]; `fallback` if there are none."""
         filled = self.filled.flatten()
+        empty = torch.where(filled, 0.0, -1e9)
         # Under autocast a product of bf16 would blur the cosines, which are multiplied by 100.
         with torch.autocast(features.device.type, enabled=False):
-            cosines = F.normalize(features.float(), dim=-1) @ self.features.flatten(0, 1).T
-            weights = (self.sharpness * cosines).masked_fill(~filled, -1e9).softmax(dim=-1)
-            return torch.where(filled.any(), weights @ self.labels.flatten(0, 1), fallback)
+            cosines = torch.addmm(empty, features, self.features.flatten(0, 1).T, alpha=self.sharpness)
+            return torch.where(filled.any(), cosines.softmax(dim=-1) @ self.labels.flatten(0, 1), fallback)
+
+    def _look(self, model: TwoStream, *images: Tensor) -> tuple[Tensor, Tensor]:
+        """The teacher's features [B, 256], of length 1 each, and what it predicts."""
+        features = model.ranks.map(model.teacher, *images)
+        return F.normalize(features.float(), dim=-1), self.probabilities(model.head(features).float())

@@ -108,13 +108,11 @@ class SelfTraining(Method):
             with beside(device, labeled, labeled_images, unlabeled):
                 self._refresh(model, labeled_images, labeled.targets, unlabeled)
         weight = settings.weight * progress if settings.weight_ramp else settings.weight
+        with beside(device, mask):  # where the engine sums it
+            filled = mask.float().mean()
         return StepOutput(
             total_loss(supervised, unsupervised, weight),
-            {
-                "labeled_loss": supervised.detach(),
-                "unlabeled_loss": unsupervised.detach(),
-                "filled": mask.float().mean(),
-            },
+            {"labeled_loss": supervised.detach(), "unlabeled_loss": unsupervised.detach(), "filled": filled},
         )
 
     def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
@@ -162,12 +160,13 @@ class SelfTraining(Method):
         images = samples.view(self.trained_view)
         forward = model.forward_apart if self.settings.passes == "two" else model
         labeled_logits, logits = forward(labeled_images, images).split((len(labeled_images), len(images)))
+        supervised = self.labeled_loss(labeled_logits, labels)
         targets, mask = guesses()
         if self.settings.labeled_from == "student" and self.refinement.observes:
             labeled_probs = self.probabilities(labeled_logits.detach().float())
             with beside(labels.device, labeled_probs, labels):
                 self.refinement.observe_labeled(labeled_probs, labels)
-        return self.labeled_loss(labeled_logits, labels), self.unlabeled_loss(logits, targets, mask)
+        return supervised, self.unlabeled_loss(logits, targets, mask)
 
     def _refresh(self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch) -> Tensor:
         """Renew marginals and queue from one pair of batches; the aligned guesses for the unlabeled one."""
