@@ -162,7 +162,7 @@ def draw_rows(
                 axes.plot(known, [row] * len(known), "D", **_open(colour))
             axes.set_yticks(range(len(titles)), titles)
             axes.set_ylim(len(titles) - 0.4, -0.6)
-            explained = f", {split}" if len(splits) > 1 else ": a dot for each seed, a bar for their mean"
+            explained = f", {split}" if len(splits) > 1 else ": dots are seeds, bars means"
             axes.set_title(name.upper() + explained)
         if any(paper.values()):
             axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
