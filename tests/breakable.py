@@ -27,7 +27,7 @@ class Breakable:
         self.folder.mkdir(exist_ok=True)
         with (self.folder / "attempts").open("a") as file:
             file.write(f"{os.getpid()}\n")
-        while not all((self.folder.parent / name / "attempts").exists() for name in self.others):
+        while not all(_is_written(self.folder.parent / name / "attempts") for name in self.others):
             time.sleep(0.005)
         if len(self.attempts) > self.breaks:
             self._log("begin")
@@ -52,6 +52,11 @@ class Breakable:
         with (self.folder.parent / "log").open("a") as file:
             file.write(f"{word}\n")
         time.sleep(0.05)
+
+
+def _is_written(file: Path) -> bool:
+    """Not merely opened: whoever is killed between the two would count one attempt too few."""
+    return file.exists() and file.stat().st_size > 0
 
 
 class KillingReporter(Reporter):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from csda.data.batches import Batch
 from csda.methods.glm import GLM, mix
+from csda.models.dropout import Dropout
 from reference.trainings import Training, make_training
 
 LAYERS = list(range(7))
@@ -58,6 +59,50 @@ def test_a_guess_is_the_mean_of_two_views() -> None:
     first, second = training.model.guess(batch.weak()).softmax(-1), training.model.guess(batch.weak()).softmax(-1)
     assert not torch.allclose(first, second)
     torch.testing.assert_close(guesses, (first + second) / 2)
+
+
+def test_a_guess_is_sharpened_if_asked_for_and_classes_exclude_each_other() -> None:
+    for multi_label in (False, True):
+        training, _ = _training(sharpen=0.5, multi_label=multi_label)
+        plain, _ = _training(multi_label=multi_label)
+        plain.model.load_state_dict(training.model.state_dict())
+        guesses = []
+        for each in (training, plain):
+            images, batch = each.labeled_set(torch.arange(3), "weak"), each.pool.batch(torch.arange(5))
+            each.seed(5)
+            guesses.append(each.method.guess(each.model, images, each.labeled_set.targets[:3], batch)[1])
+        sharp, mean = guesses
+        by_hand = mean if multi_label else torch.stack([row.square() / row.square().sum() for row in mean])
+        torch.testing.assert_close(sharp, by_hand)
+
+
+def test_a_student_in_training_mode_guesses_by_the_statistics_of_each_view() -> None:
+    training, method = _training(guess_mode="train")
+    images, batch = training.labeled_set(torch.arange(3), "weak"), training.pool.batch(torch.arange(5))
+    for module in training.model.modules():
+        if isinstance(module, Dropout):
+            module.eval()
+    training.seed(5)
+    _, guesses = method.guess(training.model, images, training.labeled_set.targets[:3], batch)
+    training.seed(5)
+    first, second = batch.weak(), batch.weak()
+    by_hand = [training.model(view).softmax(-1) for view in (first, second)]
+    torch.testing.assert_close(guesses, (by_hand[0] + by_hand[1]) / 2)
+    assert not guesses.requires_grad
+    in_evaluation = (training.model.guess(first).softmax(-1) + training.model.guess(second).softmax(-1)) / 2
+    assert not torch.allclose(guesses, in_evaluation, atol=1e-3)
+
+
+def test_the_binary_loss_asks_each_class_against_the_others() -> None:
+    _, method = _training(binary=True)
+    logits, targets = torch.randn(3, 4), torch.rand(3, 4).softmax(-1)
+    by_hand = torch.zeros(())
+    for logit, target in zip(logits, targets, strict=True):
+        for prob, part in zip(logit.softmax(-1), target, strict=True):
+            by_hand -= part * prob.log() + (1 - part) * (1 - prob).log()
+    torch.testing.assert_close(method.labeled_loss(logits, targets), by_hand / 3)
+    labels = torch.tensor([2, 0, 3])
+    torch.testing.assert_close(method.labeled_loss(logits, labels), method.labeled_loss(logits, torch.eye(4)[labels]))
 
 
 def test_labels_are_mixed_as_samples_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,10 @@ Labeled and unlabeled samples are mixed with each other, labels included, at the
 drawn anew each step, so that the whole network learns to be linear between samples. A guess is the mean prediction
 for two augmentations of an image.
 
-Departures: losses are means, as in all methods here, and cross-entropy is that of the task, where the published code
-sums and has the binary one throughout; one fresh view of an unlabeled image is trained on, not the two that were
-guessed from; guesses are made in evaluation mode; all samples go through BatchNorm together.
+Departures: losses are means, as in all methods here, where the published code sums; one fresh view of an unlabeled
+image is trained on, not the two that were guessed from; all samples go through BatchNorm together. Three more have
+a setting each that undoes them: cross-entropy is that of the task, guesses are made in evaluation mode, and they are
+not sharpened, as the published code does where classes exclude each other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from csda.data.batches import Batch
 from csda.losses import consistency_loss
@@ -30,6 +32,13 @@ class GLMSettings(SelfTrainingSettings):
     layers: list[Annotated[int, Field(ge=0, le=6)]] = Field(
         [0, 2, 4], min_length=1, description="stages after which to mix, one drawn each step; 0 is the input"
     )
+    sharpen: float = Field(
+        1.0, gt=0, le=1, description="T of guesses p^(1/T) / Σ p^(1/T), where classes exclude others"
+    )
+    guess_mode: Literal["eval", "train"] = Field(
+        "eval", description="of BatchNorm and dropout when the student guesses"
+    )
+    binary: bool = Field(False, description="cross-entropy of each class against the others, where they exclude others")
     labeled_from: Literal["teacher"] = Field("teacher", description="whose predictions make λ^x")
 
 
@@ -39,13 +48,28 @@ class GLM(SelfTraining):
     def __init__(self, task: Task, settings: GLMSettings) -> None:
         super().__init__(task, settings)
         self.alpha, self.layers = settings.alpha, settings.layers
+        self.sharpen = 1.0 if task.multi_label else settings.sharpen
+        self.binary = settings.binary and not task.multi_label
+        self.guesses_in_training = settings.guess_mode == "train" and settings.teacher == "none"
 
     def guess(
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
-        probs = self.predict(model, labeled_images, unlabeled.weak(), unlabeled.weak())
-        labeled_probs, first, second = probs.split((len(labeled_images), len(unlabeled), len(unlabeled)))
-        return labeled_probs, (first + second) / 2.0
+        views = unlabeled.weak(), unlabeled.weak()
+        looked_at = labeled_images if self.refinement.observes else labeled_images[:0]
+        if self.guesses_in_training:
+            with torch.no_grad():
+                probs = self.probabilities(model.forward_apart(*views).float())
+            labeled_probs = self.predict(model, looked_at) if len(looked_at) else probs[:0]
+        else:
+            probs = self.predict(model, looked_at, *views)
+            labeled_probs, probs = probs.split((len(looked_at), 2 * len(unlabeled)))
+        first, second = probs.chunk(2)
+        guesses = (first + second) / 2.0
+        if self.sharpen < 1.0:
+            guesses = guesses ** (1.0 / self.sharpen)
+            guesses = guesses / guesses.sum(dim=-1, keepdim=True)
+        return labeled_probs, guesses
 
     def learn(
         self, model: TwoStream, labeled_images: Tensor, labels: Tensor, samples: Batch, guesses: Guesses
@@ -84,6 +108,14 @@ class GLM(SelfTraining):
                 values = mix(values, partners, torch.where(layer == self.layers.index(end), shares, 1.0))
         logits: Tensor = model.head(values)
         return logits
+
+    def labeled_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if not self.binary:
+            return super().labeled_loss(logits, targets)
+        targets = targets if targets.is_floating_point() else self.as_probabilities(targets)
+        with torch.autocast(logits.device.type, enabled=False):
+            loss = F.binary_cross_entropy(self.probabilities(logits.float()), targets, reduction="none")
+        return loss.sum(dim=-1).mean()
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         return consistency_loss(self.probabilities(logits.float()), targets, mask)

@@ -142,8 +142,8 @@ class SelfTraining(Method):
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
         """Predictions for labeled images, which make λ^x, and guesses for unlabeled ones, [B, n] each."""
-        if self.settings.labeled_from == "student":
-            # The student's own pass will tell, so the teacher need not look.
+        if self.settings.labeled_from == "student" or not self.refinement.observes:
+            # The student's own pass will tell, or nobody asks, so the teacher need not look.
             labeled_images = labeled_images[:0]
         probs = self.predict(model, labeled_images, unlabeled.weak())
         labeled_probs, unlabeled_probs = probs.split((len(labeled_images), len(unlabeled)))
