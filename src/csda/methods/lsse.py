@@ -104,4 +104,5 @@ def decoder(image_size: int, channels: int) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Linear(FEATURES, widths[0] * side**2), nn.Unflatten(1, (widths[0], side, side))]
     for inputs, outputs in pairwise(widths):
         layers += [nn.ReLU(), nn.ConvTranspose2d(inputs, outputs, kernel_size=4, stride=2, padding=1)]
-    return nn.Sequential(*layers)
+    # Activations lie in memory as the encoder's do.
+    return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
