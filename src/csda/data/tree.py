@@ -35,12 +35,13 @@ class ImageTree:
         if path.startswith("/") or ".." in path.split("/"):
             raise DataError(f"{where}: {name!r} leads out of {self.root}; give paths relative to that folder")
         found = self._by_name.get(path) or self._by_name.get(path.removeprefix(f"{self.root.name}/"), [])
-        exact = [image for image in found if _normal(image) == path]
+        if len(found) > 1:
+            found = [image for image in found if _normal(image) == path] or found
         if not found:
             raise DataError(f"{where}: no image is called {name!r} in {self.root}; add the file or remove the row")
-        if len(exact or found) > 1:
+        if len(found) > 1:
             raise DataError(f"{where}: {name!r} could be {found[0]} or {found[1]}; give the path below {self.root}")
-        return (exact or found)[0]
+        return found[0]
 
 
 def scan_images(root: Path) -> ImageTree:
