@@ -9,11 +9,18 @@ and how a line becomes a row:
 elsewhere says so:
 
     <!-- not in results/: where they are from -->
+
+Figures of a benchmark have no lines. There the comment has a line for the last cell of each row:
+
+    <!-- results/bench_h200.json
+    {bare_step_ms[mean]:.2f} ms
+    -->
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 from statistics import mean, stdev
@@ -33,6 +40,9 @@ ELSEWHERE = re.compile(r"<!-- not in results/: .+ -->")
 FIELD = re.compile(r"\{(?P<points>100\*)?(?P<column>\w+)(?::(?P<format>[^}]*))?\}")
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 FIGURE = re.compile(r"\.\d{3,}")
+BENCHMARK = re.compile(
+    r"<!-- results/(?P<file>\S+\.json)\n(?P<cells>.*?)\n-->\n\n(?P<table>(?:\|[^\n]*\n)+)", re.DOTALL
+)
 
 
 def _read(name: str) -> list[dict[str, str]]:
@@ -88,6 +98,15 @@ def _problems(text: str, *, every: bool) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_tables_say_what_the_results_say(page: Path) -> None:
     assert _problems(page.read_text(encoding="utf-8"), every=page in STORIES) == []
+
+
+def test_tables_say_what_the_benchmarks_say() -> None:
+    tables = [table for page in PAGES for table in BENCHMARK.finditer(page.read_text(encoding="utf-8"))]
+    assert tables
+    for table in tables:
+        figures = json.loads((RESULTS / table["file"]).read_text(encoding="utf-8"))
+        cells = [_cells(row)[-1] for row in table["table"].splitlines()[2:]]
+        assert cells == [cell.format(**figures) for cell in table["cells"].splitlines()]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda page: page.stem)
