@@ -146,6 +146,25 @@ def test_a_story_has_no_figure_outside_its_tables(story: Path) -> None:
 TABLES = sorted(path.name.removesuffix("_runs.csv") for path in RESULTS.glob("*_runs.csv"))
 
 
+def test_the_summary_of_small_pictures_follows_from_its_runs() -> None:
+    runs = [line for line in _read("default_small.csv") if not line["settings"]]
+    for line in _read("small_splits.csv"):
+        for name in ("auc", "mca"):
+            by_method = {
+                method: {run["split"]: float(run[f"val_{name}"]) for run in runs if run["method"] == method}
+                for method in ("baseline", "csda", line["method"])
+            }
+            own = by_method[line["method"]]
+            assert len(own) == int(line["splits"])
+            assert float(line[f"val_{name}_mean"]) == pytest.approx(mean(own.values()), abs=1e-6)
+            assert float(line[f"val_{name}_std"]) == pytest.approx(stdev(own.values()), abs=1e-6)
+            over_baseline = mean(own[split] - by_method["baseline"][split] for split in own)
+            csda_over_it = mean(by_method["csda"][split] - own[split] for split in own)
+            assert float(line[f"{name}_gap"]) == pytest.approx(over_baseline, abs=1e-6)
+            assert float(line[f"csda_{name}_gap"]) == pytest.approx(csda_over_it, abs=1e-6)
+            assert float(line[f"{name}_low"]) <= over_baseline <= float(line[f"{name}_high"]) + 1e-9
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_every_summary_follows_from_its_runs(name: str) -> None:
     runs, summary = _read(f"{name}_runs.csv"), _read(f"{name}.csv")
