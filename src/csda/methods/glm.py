@@ -56,14 +56,14 @@ class GLM(SelfTraining):
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
         views = unlabeled.weak(), unlabeled.weak()
-        looked_at = labeled_images if self.refinement.observes else labeled_images[:0]
+        labeled_images = self.looked_at(labeled_images)
         if self.guesses_in_training:
             with torch.no_grad():
                 probs = self.probabilities(model.forward_apart(*views).float())
-            labeled_probs = self.predict(model, looked_at) if len(looked_at) else probs[:0]
+            labeled_probs = self.predict(model, labeled_images) if len(labeled_images) else probs[:0]
         else:
-            probs = self.predict(model, looked_at, *views)
-            labeled_probs, probs = probs.split((len(looked_at), 2 * len(unlabeled)))
+            probs = self.predict(model, labeled_images, *views)
+            labeled_probs, probs = probs.split((len(labeled_images), 2 * len(unlabeled)))
         first, second = probs.chunk(2)
         guesses = (first + second) / 2.0
         if self.sharpen < 1.0:

@@ -142,12 +142,15 @@ class SelfTraining(Method):
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
         """Predictions for labeled images, which make λ^x, and guesses for unlabeled ones, [B, n] each."""
-        if self.settings.labeled_from == "student" or not self.refinement.observes:
-            # The student's own pass will tell, or nobody asks, so the teacher need not look.
-            labeled_images = labeled_images[:0]
+        labeled_images = self.looked_at(labeled_images)
         probs = self.predict(model, labeled_images, unlabeled.weak())
         labeled_probs, unlabeled_probs = probs.split((len(labeled_images), len(unlabeled)))
         return labeled_probs, unlabeled_probs
+
+    def looked_at(self, labeled_images: Tensor) -> Tensor:
+        """Labeled images that are guessed, too: none if the student's own pass will tell, or nobody asks."""
+        asked = self.settings.labeled_from == "teacher" and self.refinement.observes
+        return labeled_images if asked else labeled_images[:0]
 
     def admit(self, aligned: Tensor, mask: Tensor, progress: Tensor) -> Tensor:
         """Which samples are trained on, among those that `mask` [B] offers, by their aligned guesses [B, n]."""
