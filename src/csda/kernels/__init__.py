@@ -5,6 +5,7 @@ Where `usable` says no, the plain torch code runs, which is also what the kernel
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 _allowed = ContextVar("kernels_allowed", default=True)
+_launch = threading.RLock()
 
 
 @contextmanager
@@ -30,6 +32,17 @@ def allowed(choice: bool) -> Iterator[None]:
 def usable(tensor: Tensor) -> bool:
     """Whether kernels may work on this tensor: on a GPU that has bfloat16, where Triton 3.3 is installed."""
     return tensor.is_cuda and _allowed.get() and _supported(tensor.get_device())
+
+
+@contextmanager
+def launching(tensor: Tensor) -> Iterator[None]:
+    """Within this context kernels go to the tensor's device, and this is the only thread to launch any.
+
+    Triton loads what launches a kernel under one module name. Python then gives one module to all that load the same
+    file again, so that a thread which reads it late finds the launcher of another kernel.
+    """
+    with _launch, torch.cuda.device_of(tensor):
+        yield
 
 
 def matrix_dtype() -> torch.dtype:

@@ -31,6 +31,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from csda.kernels import launching
+
 PACKED = 4
 """Channels of a packed image."""
 
@@ -581,7 +583,7 @@ def run_blocks(
     With `sizes`, which add up to B, so many images at a time have batch statistics of their own, and the running ones
     follow them in order; without, all have the same.
     """
-    with torch.cuda.device_of(inputs[0]):
+    with launching(inputs[0]):
         values = pack(inputs, dtype) if parameters[0].shape[1] < PACKED else inputs[0]
         # Running statistics are the same for all.
         segments = tuple(sizes) if sizes and norms[0].training else (len(values),)
@@ -629,21 +631,22 @@ class _Blocks(torch.autograd.Function):
         number = len(tensors) // (length + 4)
         kept = [_Saved(*tensors[start : start + length]) for start in range(0, length * number, length)]
         blocks = [tensors[start : start + 4] for start in range(length * number, len(tensors), 4)]
-        given, sums = _arrange(gradient, kept[-1], ctx.sizes)
-        results: list[Tensor] = []
-        for depth in reversed(range(number)):
-            saved, (weight, _, gamma, beta) = kept[depth], blocks[depth]
-            counts = _counts(ctx.sizes, saved.values)
-            coefficients, gamma_gradient, beta_gradient = _norm_gradients(sums, gamma, saved.statistics, counts)
-            tap_sums = sums
-            if saved.inputs.shape[-1] != PACKED:
-                given, tap_sums = _pass_norm(given, saved.values, coefficients, counts)
-            shares = _weight_shares(saved, given, coefficients, counts)
-            before = blocks[depth - 1][3] if depth else beta
-            weight_gradient, bias_gradient = _collected(shares, tap_sums, saved, before, weight, fold=depth > 0)
-            results = [weight_gradient, bias_gradient, gamma_gradient, beta_gradient, *results]
-            if depth > 0 or ctx.needs_input:
-                given, sums = _input_gradients(given, saved, counts, sums=depth > 0)
+        with launching(gradient):
+            given, sums = _arrange(gradient, kept[-1], ctx.sizes)
+            results: list[Tensor] = []
+            for depth in reversed(range(number)):
+                saved, (weight, _, gamma, beta) = kept[depth], blocks[depth]
+                counts = _counts(ctx.sizes, saved.values)
+                coefficients, gamma_gradient, beta_gradient = _norm_gradients(sums, gamma, saved.statistics, counts)
+                tap_sums = sums
+                if saved.inputs.shape[-1] != PACKED:
+                    given, tap_sums = _pass_norm(given, saved.values, coefficients, counts)
+                shares = _weight_shares(saved, given, coefficients, counts)
+                before = blocks[depth - 1][3] if depth else beta
+                weight_gradient, bias_gradient = _collected(shares, tap_sums, saved, before, weight, fold=depth > 0)
+                results = [weight_gradient, bias_gradient, gamma_gradient, beta_gradient, *results]
+                if depth > 0 or ctx.needs_input:
+                    given, sums = _input_gradients(given, saved, counts, sums=depth > 0)
         inputs = given.permute(0, 3, 1, 2).to(ctx.input_dtype) if ctx.needs_input else None
         return inputs, None, None, None, *results
 

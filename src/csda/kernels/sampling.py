@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from csda.kernels import launching
+
 BLOCK = 256
 """Pixels that a program takes at a time."""
 
@@ -159,7 +161,7 @@ def weak(
     """
     views, (height, width, channels) = _views(source, draws, dtype)
     grid = (len(draws), triton.cdiv(height * width, BLOCK))
-    with torch.cuda.device_of(source):
+    with launching(source):
         _weak[grid](
             source, rows, *_others(stand_in), draws, views, rotation, translation,
             height, width, channels, flip, BLOCK, num_warps=4,
@@ -179,7 +181,7 @@ def strong(
 ) -> Tensor:
     """Like `weak`, with changes of colour and a cut-out; `draws` [B, 12]."""
     views, (height, width, channels) = _views(source, draws, dtype)
-    with torch.cuda.device_of(source):
+    with launching(source):
         _strong[(len(draws),)](
             source, rows, *_others(stand_in), draws, views, rotation, translation,
             height, width, channels, flip, BLOCK, num_warps=8,

@@ -7,10 +7,11 @@ Both give what torch's fused SGD, its lerp and a cast give.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from csda.kernels import launching
 
 BLOCK = 1024
 """Weights that a program takes."""
@@ -45,13 +46,13 @@ def descend(weight: Tensor, gradient: Tensor, rate: Tensor, copy: Tensor) -> Non
 
     `rate` is on the device, where a graph reads it anew. All others have the order in memory of the weight.
     """
-    with torch.cuda.device_of(weight):
+    with launching(weight):
         _descend[_programs(weight)](weight, gradient, rate, copy, weight.numel(), BLOCK)
 
 
 def average(weight: Tensor, other: Tensor, share: float, copy: Tensor) -> None:
     """Move a float32 weight in place by a share of the way to the other, and round it into its copy."""
-    with torch.cuda.device_of(weight):
+    with launching(weight):
         _average[_programs(weight)](weight, other, share, copy, weight.numel(), BLOCK)
 
 
