@@ -52,12 +52,15 @@ def test_examples_in_docstrings():
     st.sampled_from([0.0, 0.5, 0.95]),
     st.sampled_from(["label", "prediction"]),
     st.sampled_from(["replace", "ema"]),
+    st.sampled_from(["class", "batch"]),
     st.sampled_from(["adaptive", "unlabeled", 1.0, 0.5]),
 )
-def test_sequence_of_updates(case: Case, started: bool, momentum: float, condition: Any, absent: Any, temperature: Any):
+def test_sequence_of_updates(
+    case: Case, started: bool, momentum: float, condition: Any, absent: Any, share: Any, temperature: Any
+):
     with case.default_dtype():
-        actual = ClassMarginals(case.n, momentum, temperature, 0.1, condition=condition, absent=absent)
-    expected = reference.ClassMarginals(case.n, momentum, condition, absent)
+        actual = ClassMarginals(case.n, momentum, temperature, 0.1, condition=condition, absent=absent, share=share)
+    expected = reference.ClassMarginals(case.n, momentum, condition, absent, share)
     if started:
         labels = complete_labels(case, 5)
         probs = case.probs(len(labels))
@@ -124,6 +127,18 @@ def test_the_first_observation_replaces_and_the_second_is_averaged():
     assert actual.labeled.tolist() == [[1.0, 0.0], [0.5, 0.5]]
     actual.update_labeled(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
     assert actual.labeled.tolist() == [[0.75, 0.25], [0.5, 0.5]]
+
+
+def test_a_share_of_the_batch_follows_the_number_of_labels():
+    actual = ClassMarginals(2, share="batch")
+    probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.2, 0.8]])
+    labels = torch.tensor([0, 0, 0, 1])
+    actual.start(probs, labels)
+    torch.testing.assert_close(actual.labeled_confidence, torch.tensor([0.675, 0.2]))
+    torch.testing.assert_close(actual.temperatures(), torch.tensor([0.325, 0.8]))
+    actual.update_labeled(probs[:3], labels[:3])
+    torch.testing.assert_close(actual.labeled_confidence, torch.tensor([0.675 * 0.95 + 0.9 * 0.05, 0.2 * 0.95]))
+    torch.testing.assert_close(actual.labeled, torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
 
 
 def test_tempering_is_not_written_back():

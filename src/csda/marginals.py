@@ -30,6 +30,8 @@ class ClassMarginals(nn.Module):
         condition: what row i of `labeled` is the mean over: labeled samples whose "label" is i, as in the paper, or
             whose "prediction" is i, as on the unlabeled side.
         absent: the estimate of Eq. (13) is to "replace" the row, as in the paper, or to enter it by "ema".
+        share: whether c_i is divided by the samples of the "class", K_i as Eq. (12) is explained, or by those of the
+            "batch", K, so that a class counts by its frequency too: what the paper says of T and of γ = 1.
         num_labels: K in a multi-label task, with two classes each: then buffers and arguments have an axis K before
             that of the classes, and labels are 0 or 1, [B, K].
         process_group: processes that share their samples; every one of them then holds the same averages.
@@ -66,6 +68,7 @@ class ClassMarginals(nn.Module):
         *,
         condition: Literal["label", "prediction"] = "label",
         absent: Literal["replace", "ema"] = "replace",
+        share: Literal["class", "batch"] = "class",
         num_labels: int | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class ClassMarginals(nn.Module):
         self.temperature_floor = temperature_floor
         self.condition = condition
         self.absent = absent
+        self.share = share
         self.process_group = process_group
         classes = _shape(num_classes, num_labels)
         for part in ("labeled", "unlabeled"):
@@ -93,18 +97,21 @@ class ClassMarginals(nn.Module):
             probs: [N, n], predictions on the whole labeled set.
             labels: int64 [N].
         """
-        rows, present = self._class_means(probs, labels)
+        rows, own, present = self._class_means(probs, labels)
         if missing := (~present).nonzero().tolist():
             names = ", ".join(" = ".join(map(str, class_index)) for class_index in missing)
             kind = "class" if present.dim() == 1 else "label"
             raise DataError(f"No labeled image has {kind} {names}; label at least one or leave that {kind} out.")
         if self.condition == "prediction":
-            predicted_rows, predicted = self._class_means(probs, probs.argmax(-1))
-            rows = torch.where(predicted[..., None], predicted_rows, rows)
+            predicted_rows, predicted_own, predicted = self._class_means(probs, probs.argmax(-1))
+            rows, own = (
+                torch.where(predicted[..., None], predicted_rows, rows),
+                torch.where(predicted, predicted_own, own),
+            )
         for part in (self.labeled, self.unlabeled):
             part.copy_(rows)
         for confidence in (self.labeled_confidence, self.unlabeled_confidence):
-            confidence.copy_(_diagonal(rows))
+            confidence.copy_(own)
         for observed in (self.labeled_observed, self.unlabeled_observed):
             observed.fill_(1)
 
@@ -116,10 +123,11 @@ class ClassMarginals(nn.Module):
             probs: p [B, n], predictions on labeled samples.
             labels: int64 [B].
         """
-        rows, present = self._class_means(probs, labels if self.condition == "label" else probs.argmax(-1))
-        rate = (1 - self.momentum * self.labeled_observed) * present
-        self.labeled.lerp_(rows, rate[..., None])
-        self.labeled_confidence.lerp_(_diagonal(rows), rate)
+        rows, own, present = self._class_means(probs, labels if self.condition == "label" else probs.argmax(-1))
+        rate = 1 - self.momentum * self.labeled_observed
+        self.labeled.lerp_(rows, (rate * present)[..., None])
+        # Of a batch, a class that it does not have has a share, too: none.
+        self.labeled_confidence.lerp_(own, rate if self.share == "batch" else rate * present)
         self.labeled_observed.masked_fill_(present, 1)
 
     @torch.no_grad()
@@ -129,10 +137,8 @@ class ClassMarginals(nn.Module):
         Args:
             probs: q [B, n], predictions on unlabeled samples.
         """
-        rows, present = self._class_means(probs, probs.argmax(-1))
-        confidence = torch.where(
-            present, _diagonal(rows), absent_confidence(self.labeled_confidence, self.unlabeled_confidence)
-        )
+        rows, own, present = self._class_means(probs, probs.argmax(-1))
+        confidence = torch.where(present, own, absent_confidence(self.labeled_confidence, self.unlabeled_confidence))
         rows = torch.where(present[..., None], rows, absent_rows(self.labeled, self.unlabeled))
         rate = 1 - self.momentum * self.unlabeled_observed
         rate = rate.masked_fill(~present, 1 if self.absent == "replace" else 1 - self.momentum)
@@ -161,11 +167,13 @@ class ClassMarginals(nn.Module):
             return temperatures(self.unlabeled_confidence, self.temperature_floor)
         return torch.full_like(self.labeled_confidence, self.temperature)
 
-    def _class_means(self, probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Eq. (12). Row i is the mean over the samples of class i, zero where there is none; and which have some."""
+    def _class_means(self, probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Eq. (12). The mean over the samples of each class, zero without any; c; and which classes have some."""
         sums, numbers = class_sums(probs.to(self.labeled.dtype), classes)
         _reduce(self.process_group, sums, numbers)
-        return sums / numbers.clamp(min=1)[..., None], numbers > 0
+        rows = sums / numbers.clamp(min=1)[..., None]
+        own = _diagonal(rows) if self.share == "class" else _diagonal(sums) / numbers.sum(-1, keepdim=True)
+        return rows, own, numbers > 0
 
 
 class AgnosticMarginals(nn.Module):

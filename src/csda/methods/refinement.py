@@ -30,6 +30,9 @@ class RefinementSettings(Settings):
     temperature_floor: float = Field(0.0, ge=0, le=1, description="T is never below")  # 7
     condition: Literal["label", "prediction"] = Field("label", description="what a row of λ^x conditions on")  # 24
     absent: Literal["replace", "ema"] = Field("replace", description="Eq. 13, first case, or an EMA towards it")  # 3
+    share: Literal["class", "batch"] = Field(
+        "class", description="what c^x and c^u are shares of: K_i or K of Eq. 12"
+    )  # 1
     soft: bool = Field(True, description="soft pseudo-labels; false: one class each")  # 15
 
     queue: Literal["none", "vcq"] = Field("vcq", description="whether a queue chooses the samples")
@@ -57,6 +60,7 @@ class Refinement(nn.Module):
             settings.temperature_floor,
             condition=settings.condition,
             absent=settings.absent,
+            share=settings.share,
             num_labels=labels,
         )
         self.agnostic = (
