@@ -73,13 +73,27 @@ def test_curves_and_distances_are_means_over_seeds(make_aligned: Callable[..., R
     assert distance.get_lines()[1].get_ydata()[-1] == pytest.approx(last)  # type: ignore[index]
 
 
-def test_epochs_show_scores_and_the_loss(make_aligned: Callable[..., Run]) -> None:
+def test_epochs_show_scores_loss_and_guesses(make_aligned: Callable[..., Run]) -> None:
     runs = {"da": [make_aligned("da", "1.0", seed) for seed in (0, 1)], "csda": [make_aligned("csda", "0.5", 2)]}
-    auc, mca, loss = paper.draw_epochs(runs).axes
-    for axes, column in ((auc, "test_auc"), (mca, "test_mca"), (loss, "labeled_loss")):
+    auc, mca, loss, guesses = paper.draw_epochs(runs).axes
+    columns = ((auc, "test_auc"), (mca, "test_mca"), (loss, "labeled_loss"), (guesses, "pseudo_accuracy"))
+    for axes, column in columns:
         assert [line.get_label() for line in axes.get_lines()] == ["da", "csda"]
-        expected = np.mean([[row[column] for row in run.metrics] for run in runs["da"]], axis=0)
+        values = [[row.get(column, np.nan) for row in run.metrics] for run in runs["da"]]
+        expected = np.mean([row for row in np.transpose(values) if not np.isnan(row).any()], axis=1)
         np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), expected)
+    colours = [line.get_color() for line in auc.get_lines()]
+    assert len(set(colours)) == 2
+
+
+def test_rows_without_guesses_have_no_curve_of_them(make_aligned: Callable[..., Run]) -> None:
+    guessing, silent = make_aligned("csda", "0.5", 2), make_aligned("csda", "0.5", 3)
+    for row in silent.metrics:
+        row.pop("pseudo_accuracy", None)
+    assert [line.get_label() for line in paper.draw_epochs({"a": [guessing], "b": [silent]}).axes[3].get_lines()] == [
+        "a"
+    ]
+    assert len(paper.draw_epochs({"b": [silent]}).axes) == 3
 
 
 def test_examples_show_truth_and_guesses(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A filled mark is what was measured here, an open one of the same colour what the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,12 @@ def draw_grid(
         return figure
 
 
+def colour_rows(titles: Iterable[str]) -> dict[str, str]:
+    """A colour for each row: those of methods that have one of their own, and the others in turn."""
+    free = cycle(colour for colour in _COLOURS if colour not in METHOD_COLOURS.values())
+    return {title: PALETTE[METHOD_COLOURS.get(title) or next(free)] for title in titles}
+
+
 def draw_budgets(
     summary: Sequence[Line], titles: Sequence[str], budgets: Sequence[str], splits: Sequence[str]
 ) -> Figure:
@@ -106,8 +112,7 @@ def draw_budgets(
     with matplotlib.rc_context(STYLE):
         size = (max(13.6, 4.6 * len(splits)), 4.8) if len(splits) == 1 else (4.6 * len(splits), 8.4)
         figure = Figure(figsize=size, facecolor="white", layout="constrained")
-        free = cycle(colour for colour in _COLOURS if colour not in METHOD_COLOURS.values())
-        colours = {title: PALETTE[METHOD_COLOURS.get(title) or next(free)] for title in titles}
+        colours = colour_rows(titles)
         shape = (1, 2) if len(splits) == 1 else (2, len(splits))
         panels = figure.subplots(*shape, squeeze=False, sharey=False if len(splits) == 1 else "row").flat
         for axes, (name, split) in zip(panels, [(n, s) for n in ("auc", "mca") for s in splits], strict=True):

@@ -21,6 +21,7 @@ from csda.data.decode import read_image
 from csda.data.listing import JOIN, NONE_PRESENT
 from csda.data.records import Pixels
 from csda.report.figures import PALETTE, STYLE, fill_confusion, marginal_distances, read_series
+from csda.report.grid import colour_rows
 from csda.report.tables import COLOURS, METHOD_COLOURS
 from csda.runs import Run, write_whole
 
@@ -98,17 +99,24 @@ def draw_temperatures(runs: Runs) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def draw_epochs(runs: Runs) -> Figure:
-    """AUC and MCA of the test images, and the loss on the labeled ones, over the epochs of each row."""
-    figure = Figure(figsize=(16.0, 4.6), facecolor="white", layout="constrained")
-    panels = figure.subplots(1, 3)
-    columns = (("test_auc", "test AUC"), ("test_mca", "test MCA"), ("labeled_loss", "loss on the labeled images"))
-    for axes, (column, title) in zip(panels, columns, strict=True):
-        for (name, own), colour in zip(runs.items(), COLOURS, strict=False):
-            _draw_column(axes, own, column, PALETTE[METHOD_COLOURS.get(name, colour)], name)
+    """AUC and MCA of the test images, the loss on the labeled ones, and how many guesses are right, over the epochs of
+    each row."""
+    columns = {"test_auc": "test AUC", "test_mca": "test MCA", "labeled_loss": "loss on the labeled images"}
+    guess = {name: own for name, own in runs.items() if any("pseudo_accuracy" in row for row in own[0].metrics)}
+    if guess:
+        columns["pseudo_accuracy"] = "share of guesses that are right"
+    figure = Figure(figsize=(5.4 * len(columns), 4.6), facecolor="white", layout="constrained")
+    panels = figure.subplots(1, len(columns))
+    colours = colour_rows(runs)
+    for axes, (column, title) in zip(panels, columns.items(), strict=True):
+        for name, own in (guess if column == "pseudo_accuracy" else runs).items():
+            _draw_column(axes, own, column, colours[name], name)
         axes.set(title=title, xlabel="epoch", xscale="log")
         axes.xaxis.set_major_formatter("{x:g}")
-    panels[-1].set_yscale("log")
-    panels[-1].yaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.set_xlim(left=1)
+    panels[2].set_yscale("log")
+    panels[2].yaxis.set_major_formatter("{x:g}")
     panels[0].legend()
     return figure
 
