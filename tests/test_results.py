@@ -22,9 +22,11 @@ from __future__ import annotations
 import csv
 import json
 import re
+import tomllib
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 import pytest
 
 from csda import demo
@@ -107,6 +109,23 @@ def test_tables_say_what_the_benchmarks_say() -> None:
         figures = json.loads((RESULTS / table["file"]).read_text(encoding="utf-8"))
         cells = [_cells(row)[-1] for row in table["table"].splitlines()[2:]]
         assert cells == [cell.format(**figures) for cell in table["cells"].splitlines()]
+
+
+def test_what_is_said_of_the_papers_thresholds_follows_from_them() -> None:
+    rows = tomllib.loads((ROOT / "experiments" / "table3.toml").read_text(encoding="utf-8"))["rows"]
+    baseline = rows[0]["paper"]["800"]
+    gains = np.array([np.subtract(row["paper"]["800"], baseline) for row in rows[1:]])
+    assert len(gains) == 14
+    best = np.random.default_rng(0).standard_normal((100_000, 14)).max(axis=1).mean()
+    chosen = next(i for i, row in enumerate(rows[1:]) if row["settings"]["delta"] == 0.25)
+    centre, spread = gains.mean(axis=0), gains.std(axis=0, ddof=1)
+    reported, typical, luckiest = _read("paper_thresholds.csv")
+    for line, values in ((reported, gains[chosen]), (typical, centre), (luckiest, centre + best * spread)):
+        assert [float(line["auc_gap"]), float(line["mca_gap"])] == pytest.approx(values, abs=1e-6)
+    assert [float(typical["auc_std"]), float(typical["mca_std"])] == pytest.approx(spread, abs=1e-6)
+    # No trend: neighbours differ as values in any order do, by a variance ratio (von Neumann's) of 2.
+    auc = gains[:, 0]
+    assert np.square(np.diff(auc)).sum() / np.square(auc - auc.mean()).sum() > 2
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda page: page.stem)
