@@ -30,6 +30,7 @@ import numpy as np
 import pytest
 
 from csda import demo
+from csda.metrics import paired_interval
 from csda.report.summary import COLUMNS
 
 ROOT = Path(__file__).parent.parent
@@ -177,11 +178,12 @@ def test_the_summary_of_small_pictures_follows_from_its_runs() -> None:
             assert len(own) == int(line["splits"])
             assert float(line[f"val_{name}_mean"]) == pytest.approx(mean(own.values()), abs=1e-6)
             assert float(line[f"val_{name}_std"]) == pytest.approx(stdev(own.values()), abs=1e-6)
-            over_baseline = mean(own[split] - by_method["baseline"][split] for split in own)
-            csda_over_it = mean(by_method["csda"][split] - own[split] for split in own)
-            assert float(line[f"{name}_gap"]) == pytest.approx(over_baseline, abs=1e-6)
-            assert float(line[f"csda_{name}_gap"]) == pytest.approx(csda_over_it, abs=1e-6)
-            assert float(line[f"{name}_low"]) <= over_baseline <= float(line[f"{name}_high"]) + 1e-9
+            over_baseline = np.array([own[split] - by_method["baseline"][split] for split in own])
+            csda_over_it = np.array([by_method["csda"][split] - own[split] for split in own])
+            for prefix, differences in (("", over_baseline), ("csda_", csda_over_it)):
+                expected = [differences.mean(), *paired_interval(differences)]
+                figures = [float(line[f"{prefix}{name}_{part}"]) for part in ("gap", "low", "high")]
+                assert figures == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", TABLES)
