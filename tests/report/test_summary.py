@@ -30,3 +30,14 @@ def test_paired_differences_are_taken_seed_by_seed() -> None:
     assert single is not None
     assert (single["seeds"], single["auc_low"]) == (1, None)
     assert summary.compare(results, "b", "c", ["9"], "random") is None
+
+
+def test_a_difference_is_in_bold_where_the_interval_of_enough_seeds_leaves_zero_out() -> None:
+    def points(seeds: int, low: float | None, high: float | None) -> str:
+        gap = {"seeds": seeds, "auc_gap": 0.02, "auc_low": low, "auc_high": high}
+        return summary._points(gap | {"mca_gap": 0.0, "mca_low": None, "mca_high": None})[0]
+
+    assert points(5, 0.01, 0.03) == "**+2.0** [+1.0, +3.0]"
+    assert points(5, -0.01, 0.03) == "+2.0 [-1.0, +3.0]"
+    assert points(4, 0.01, 0.03) == "+2.0 [+1.0, +3.0]"
+    assert points(1, None, None) == "+2.0"

@@ -27,6 +27,9 @@ GAPS = (
 Line = Mapping[str, Any]
 """A line of a table by its columns."""
 
+ENOUGH = 5
+"""Seeds without which no difference is in bold: the interval of two or three is hardly more than their range."""
+
 Against = dict[tuple[str, str, str, str], Line]
 """Lines of NAME_gaps.csv by row, reference, budget and split."""
 
@@ -114,7 +117,8 @@ def format_page(
         f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, at commit "
         f"{', '.join(about['commit'])}, on {'; '.join(about['machine'])}, torch {', '.join(about['torch'])}. Test "
         f"figures at the epoch of best validation AUC, mean ± standard deviation over seeds; differences to "
-        f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside.",
+        f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside that "
+        f"of {ENOUGH} seeds or more.",
         "",
     ]
     if missing:
@@ -242,7 +246,7 @@ def _spread(value: float | None, deviation: float | None) -> str:
 
 
 def _points(gap: Line | None) -> list[str]:
-    """The differences in AUC and MCA in points, in bold where the interval leaves zero out."""
+    """The differences in AUC and MCA in points, in bold where the interval of enough seeds leaves zero out."""
     if gap is None:
         return ["", ""]
     cells = []
@@ -250,7 +254,7 @@ def _points(gap: Line | None) -> list[str]:
         value, low, high = (gap[f"{figure}_{part}"] for part in ("gap", "low", "high"))
         text = f"{100 * value:+.1f}"
         if low is not None:
-            text = f"**{text}**" if low * high > 0 else text
+            text = f"**{text}**" if low * high > 0 and gap["seeds"] >= ENOUGH else text
             text += f" [{100 * low:+.1f}, {100 * high:+.1f}]"
         cells.append(text)
     return cells
