@@ -158,11 +158,12 @@ def test_a_class_without_labeled_images_is_named():
         ClassMarginals(2, num_labels=2).start(torch.full((2, 2, 2), 0.5), torch.tensor([[0, 0], [1, 0]]))
 
 
-def test_labels_are_kept_apart():
+@pytest.mark.parametrize("share", ["class", "batch"])
+def test_labels_are_kept_apart(share: Any):
     case = Case(2, torch.float64, np.random.default_rng(3))
     K = 4
-    together = ClassMarginals(2, num_labels=K).double()
-    alone = [ClassMarginals(2).double() for _ in range(K)]
+    together = ClassMarginals(2, num_labels=K, share=share).double()
+    alone = [ClassMarginals(2, share=share).double() for _ in range(K)]
     labels = torch.tensor([[0] * K, [1] * K, [0, 1] * (K // 2)])
     for step in range(6):
         probs = case.probs(3, K)
@@ -275,10 +276,18 @@ def test_a_step_is_captured_in_a_cuda_graph():
         torch.testing.assert_close(dict(replayed.state_dict()), dict(eager.state_dict()))
 
 
+def _kinds(group: dist.ProcessGroup | None = None) -> dict[str, ClassMarginals | AgnosticMarginals]:
+    return {
+        "class": ClassMarginals(4, process_group=group),
+        "share": ClassMarginals(4, share="batch", process_group=group),
+        "agnostic": AgnosticMarginals(4, process_group=group),
+    }
+
+
 def _update_on_rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     group = dist.group.WORLD
-    modules = {"class": ClassMarginals(4, process_group=group), "agnostic": AgnosticMarginals(4, process_group=group)}
+    modules = _kinds(group)
     for probs, labels in torch.load(f"{folder}/batches.pt"):
         half = slice(0, 3) if rank == 0 else slice(3, None)
         for module in modules.values():
@@ -294,7 +303,7 @@ def test_two_processes_hold_what_one_would(tmp_path: Path):
     torch.save(batches, tmp_path / "batches.pt")
     torch.multiprocessing.spawn(_update_on_rank, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    for name, alone in (("class", ClassMarginals(4)), ("agnostic", AgnosticMarginals(4))):
+    for name, alone in _kinds().items():
         for probs, labels in batches:
             alone.update_labeled(probs, labels)
             alone.update_unlabeled(probs)
