@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from csda.report.grid import draw_budgets, draw_rows, write_grid
+from csda.report.grid import colour_rows, draw_budgets, draw_rows, write_grid
 
 
 def test_grids_mark_what_was_measured_and_what_the_paper_has(tmp_path: Path) -> None:
@@ -34,3 +34,15 @@ def test_grids_mark_what_was_measured_and_what_the_paper_has(tmp_path: Path) -> 
         dots, mean, open_mark = (list(map(float, line.get_xdata())) for line in axes.get_lines())
         assert (dots, open_mark) == (expected, [0.81])
         assert mean == pytest.approx([sum(expected) / len(expected)] * 2)
+
+
+def test_a_legend_of_long_names_stays_in_its_picture() -> None:
+    titles = ["baseline", "csda", *(f"csda with the settings of line {number} of a table" for number in range(5))]
+    figures = {"auc_mean": 0.6, "auc_std": 0.01, "mca_mean": 0.3, "mca_std": 0.01, "paper_auc": None, "paper_mca": None}
+    lines = [{"method": title, "labels": "350", "split": "nm", **figures} for title in titles]
+    figure = draw_budgets(lines, titles, ["350"], ["nm"])
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    assert len(set(colour_rows(titles).values())) == len(titles)

@@ -5,7 +5,7 @@ A filled mark is what was measured here, an open one of the same colour what the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,11 @@ def draw_grid(
         return figure
 
 
-def colour_rows(titles: Iterable[str]) -> dict[str, str]:
+def colour_rows(titles: Collection[str]) -> dict[str, str]:
     """A colour for each row: those of methods that have one of their own, and the others in turn."""
-    free = cycle(colour for colour in _COLOURS if colour not in METHOD_COLOURS.values())
-    return {title: PALETTE[METHOD_COLOURS.get(title) or next(free)] for title in titles}
+    own = {title: METHOD_COLOURS[title] for title in titles if title in METHOD_COLOURS}
+    free = cycle(colour for colour in _COLOURS if colour not in own.values())
+    return {title: PALETTE[own.get(title) or next(free)] for title in titles}
 
 
 def draw_budgets(
@@ -183,7 +184,9 @@ def _add_legend(figure: Figure, axes: Axes, summary: Sequence[Line]) -> None:
     if any(line["paper_auc"] is not None for line in summary):
         axes.plot([], [], "o", label="open: the paper", **_open(PALETTE["ink"]))
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)))
+    # A letter takes about a twelfth of an inch, and a line with its gaps as much as nine letters.
+    fitting = int(12 * figure.get_figwidth() / (9 + max(map(len, labels))))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels), max(1, fitting)))
 
 
 def write_grid(figure: Figure, path: Path) -> None:
