@@ -104,10 +104,8 @@ class ClassMarginals(nn.Module):
             raise DataError(f"No labeled image has {kind} {names}; label at least one or leave that {kind} out.")
         if self.condition == "prediction":
             predicted_rows, predicted_own, predicted = self._class_means(probs, probs.argmax(-1))
-            rows, own = (
-                torch.where(predicted[..., None], predicted_rows, rows),
-                torch.where(predicted, predicted_own, own),
-            )
+            rows = torch.where(predicted[..., None], predicted_rows, rows)
+            own = torch.where(predicted, predicted_own, own)
         for part in (self.labeled, self.unlabeled):
             part.copy_(rows)
         for confidence in (self.labeled_confidence, self.unlabeled_confidence):
