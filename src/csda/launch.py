@@ -228,7 +228,7 @@ def _interrupts_held() -> Iterator[None]:
 
 def _work(orders: Connection[Any, Any], gpu: int | None) -> None:
     """In a worker: train what comes, each run in a thread of its own, until nobody is there to send more."""
-    sys.setswitchinterval(0.0005)  # while one run is scored, the others launch their steps
+    sys.setswitchinterval(0.00005)  # while one run reads, scores or writes, the others launch their steps
     sending = threading.Lock()
 
     def train(number: int, cell: Trainable) -> None:
