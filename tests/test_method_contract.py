@@ -26,6 +26,7 @@ READINGS: list[dict[str, Any]] = [
     {"refresh": "epoch", "order": "train_first", "teacher_update": "epoch"},
     {"order": "train_first"},
     {"labeled_from": "student"},
+    {"labeled_from": "start", "share": "batch"},
     {"passes": "two", "teacher_mode": "train", "soft": False},
 ]
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -14,22 +14,24 @@ from reference.whole_training import train_by_hand
 from tiny import train_tiny
 
 CASES = {
-    "baseline": ("baseline", "default"),
-    "upper bound": ("upper-bound", "default"),
-    "self-train": ("self-train", "default"),
-    "nm": ("nm", "default"),
-    "da": ("da", "default"),
-    "vcq": ("vcq", "default"),
-    "csda": ("csda", "default"),
-    "csda as the paper has it": ("csda", "paper"),
+    "baseline": ("baseline", "default", {}),
+    "upper bound": ("upper-bound", "default", {}),
+    "self-train": ("self-train", "default", {}),
+    "nm": ("nm", "default", {}),
+    "da": ("da", "default", {}),
+    "vcq": ("vcq", "default", {}),
+    "csda": ("csda", "default", {}),
+    "csda as the paper has it": ("csda", "paper", {}),
+    "csda with marginals of the first epoch": ("csda", "default", {"labeled_from": "start"}),
+    "csda with shares of the batch": ("csda", "paper", {"share": "batch"}),
 }
-"""Method and preset."""
+"""Method, preset and settings."""
 
 
 def _train_twice(images: Path, out: Path) -> None:
     use_double()
-    for case, (method, preset) in CASES.items():
-        run = train_tiny(images, out / case, method=method, preset=preset, epochs=4, seed=3, lr=0.05)
+    for case, (method, preset, settings) in CASES.items():
+        run = train_tiny(images, out / case, method=method, preset=preset, epochs=4, seed=3, lr=0.05, **settings)
         np.save(out / f"{case}.npy", np.stack([values.numpy() for values in train_by_hand(images, run)]))
 
 

@@ -50,6 +50,7 @@ def _events(training: Training, method: SelfTraining, monkeypatch: pytest.Monkey
         ({"queue": "none", "order": "train_first"}, ["teacher", "λ^x", "λ^u", "train"]),
         ({"teacher": "none"}, ["λ^x", "λ^u", "queue", "train"]),
         ({"labeled_from": "student", "order": "train_first"}, ["teacher", "train", "λ^x", "λ^u", "queue"]),
+        ({"labeled_from": "start", "order": "train_first"}, ["teacher", "train", "λ^u", "queue"]),
     ],
 )
 def test_a_step_keeps_the_order_of_its_settings(

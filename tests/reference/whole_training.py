@@ -99,7 +99,8 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
     if config["method"] == "da":
         agnostic = AgnosticMarginals(len(classes), own["momentum"])
     if queues:
-        marginals = ClassMarginals(len(classes), own["momentum"], own["temperature"], condition=own["condition"])
+        kind = {"condition": own["condition"], "share": own["share"]}
+        marginals = ClassMarginals(len(classes), own["momentum"], own["temperature"], **kind)
         queue = VariableConditionQueue(len(classes), own["capacity"], own["gamma"], own["delta"])
 
     def predict(encoder: Encoder, shown: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ def train_by_hand(folder: Path, run: Run) -> list[Tensor]:
                 ours.mul_(own["teacher_momentum"]).add_((1 - own["teacher_momentum"]) * theirs)
 
     def renew(shown: Tensor, its_labels: Tensor, positions: Tensor, source: torch.Generator) -> None:
-        """λ^x, unless the student tells it, then λ^u, then the queue."""
+        """λ^x, if the teacher tells it, then λ^u, then the queue."""
         guesses = predict(teacher, show(pool[positions], source))
         if own["labeled_from"] == "teacher":
             marginals.update_labeled(predict(teacher, shown), its_labels)

@@ -188,7 +188,7 @@ def _parts_of_a_step(session: Session) -> dict[str, Action]:
     with session.engine.arithmetic():
         labeled_images, unlabeled_images = labeled.weak(), unlabeled.weak()
         labeled_probs, unlabeled_probs = method.predict(model, labeled_images), method.predict(model, unlabeled_images)
-    seen = [unlabeled_images] if method.settings.labeled_from == "student" else [labeled_images, unlabeled_images]
+    seen = [labeled_images, unlabeled_images] if method.settings.labeled_from == "teacher" else [unlabeled_images]
     aligned = method.refinement.refine(unlabeled_probs)
 
     def augment() -> None:
@@ -229,7 +229,7 @@ def count_work(config: RunConfig) -> tuple[Work, Work]:
     labeled, unlabeled, queued = config.batch_size, config.unlabeled_batch_size, config.method_settings["capacity"]
     student = torch.nn.Sequential(network.student, network.head)
     bare = training_work(student, (labeled + queued, *image), config.precision)
-    by_teacher = unlabeled if config.method_settings["labeled_from"] == "student" else labeled + unlabeled
+    by_teacher = unlabeled + labeled * (config.method_settings["labeled_from"] == "teacher")
     taught = inference_work(student, (by_teacher, *image), config.precision)
     augmented = augmentation_work((labeled + unlabeled + queued, *image), config.precision)
     return bare, bare + taught + average_work(network.teacher) + augmented

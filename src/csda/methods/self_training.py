@@ -43,7 +43,9 @@ class SelfTrainingSettings(RefinementSettings):
     refresh_batch_size: int = Field(128, ge=1, description="of the pass that renews them by epoch")
     rebuild: bool = Field(False, description="empty the queue before each such pass")
     order: Literal["update_first", "train_first"] = Field("update_first", description="within a step")
-    labeled_from: Literal["teacher", "student"] = Field("teacher", description="whose predictions make λ^x")
+    labeled_from: Literal["teacher", "student", "start"] = Field(
+        "teacher", description="whose predictions make λ^x; start: those after the first epoch alone"
+    )
     passes: Literal["one", "two"] = Field("one", description="of labeled and queued images through the student")
 
 
@@ -148,7 +150,8 @@ class SelfTraining(Method):
         return labeled_probs, unlabeled_probs
 
     def looked_at(self, labeled_images: Tensor) -> Tensor:
-        """Labeled images that are guessed, too: none if the student's own pass will tell, or nobody asks."""
+        """Labeled images that are guessed, too: none if the student's own pass tells, or the first epoch did, or nobody
+        asks."""
         asked = self.settings.labeled_from == "teacher" and self.refinement.observes
         return labeled_images if asked else labeled_images[:0]
 
