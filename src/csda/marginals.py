@@ -123,9 +123,10 @@ class ClassMarginals(nn.Module):
         """
         rows, own, present = self._class_means(probs, labels if self.condition == "label" else probs.argmax(-1))
         rate = 1 - self.momentum * self.labeled_observed
-        self.labeled.lerp_(rows, (rate * present)[..., None])
+        if_present = rate * present
+        self.labeled.lerp_(rows, if_present[..., None])
         # Of a batch, a class that it does not have has a share, too: none.
-        self.labeled_confidence.lerp_(own, rate if self.share == "batch" else rate * present)
+        self.labeled_confidence.lerp_(own, rate if self.share == "batch" else if_present)
         self.labeled_observed.masked_fill_(present, 1)
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ A filled mark is what was measured here, an open one of the same colour what the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from csda.data.records import Pixels
 from csda.experiments import Experiment
 from csda.report.figures import PALETTE, STYLE
 from csda.report.summary import Line, list_classes, summarize
-from csda.report.tables import METHOD_COLOURS
+from csda.report.tables import choose_colours
 
 _COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey")
 
@@ -97,9 +97,7 @@ def draw_grid(
 
 def colour_rows(titles: Collection[str]) -> dict[str, str]:
     """A colour for each row: those of methods that have one of their own, and the others in turn."""
-    own = {title: METHOD_COLOURS[title] for title in titles if title in METHOD_COLOURS}
-    free = cycle(colour for colour in _COLOURS if colour not in own.values())
-    return {title: PALETTE[own.get(title) or next(free)] for title in titles}
+    return {title: PALETTE[colour] for title, colour in zip(titles, choose_colours(titles, _COLOURS), strict=True)}
 
 
 def draw_budgets(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
 
@@ -115,9 +115,10 @@ def enter(runs: Sequence[Run]) -> list[Entry]:
                 f"{run.folder} has the classes {', '.join(run.classes)} and {runs[0].folder} has {', '.join(classes)}: "
                 "compare runs on the same data"
             )
+    colours = choose_colours(str(run.config["method"]) for run in runs)
     return [
         Entry(run, name, colour, len(runs) == 1, score(run))
-        for run, name, colour in zip(runs, _names(runs), _colours(runs), strict=True)
+        for run, name, colour in zip(runs, _names(runs), colours, strict=True)
     ]
 
 
@@ -292,12 +293,12 @@ def _names(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def _colours(runs: Sequence[Run]) -> list[str]:
-    """A colour a run: the method's own where it is free, else the next free one; past eight they repeat."""
+def choose_colours(names: Iterable[str], order: Sequence[str] = COLOURS) -> list[str]:
+    """A colour a name: a method's own where it is free, else the next free one; past eight they repeat."""
     colours: list[str] = []
-    for run in runs:
-        free = [colour for colour in COLOURS if colour not in colours] or list(COLOURS)
-        reserved = METHOD_COLOURS.get(str(run.config["method"]))
+    for name in names:
+        free = [colour for colour in order if colour not in colours] or list(order)
+        reserved = METHOD_COLOURS.get(name)
         unclaimed = [colour for colour in free if colour not in METHOD_COLOURS.values()]
         colours.append(reserved if reserved in free else (unclaimed or free)[0])
     return colours
