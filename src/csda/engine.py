@@ -283,8 +283,14 @@ class Engine:
         graph.register_generator_state(source)
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            with CROWD.alone(), torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                self._execute(program, compute, program.inputs)
+            # Not by torch.cuda.graph, which first waits until the device is idle and gives back all free memory: of the
+            # threads beside this one, each may have sent a second's work ahead, which goes on meanwhile.
+            with CROWD.alone():
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._execute(program, compute, program.inputs)
+                finally:
+                    graph.capture_end()
             program.graph = graph
         except RuntimeError as error:
             self.capture = False
