@@ -142,6 +142,11 @@ def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(grid: Grid, tmp_
     probs, labels = Run(run).predictions.part("test")
     assert float(line["auc"]) == pytest.approx(metrics.auc(probs, labels), abs=1e-5)
     assert float(line["recall_NV"]) == pytest.approx(metrics.recall(probs, labels)[1], abs=1e-5)
+    assert line["pseudo_accuracy"] == line["flip_rate"] == ""
+    run = next(folder for folder in (tmp_path / "runs" / "synthetic").iterdir() if folder.name.startswith("csda"))
+    line = next(line for line in runs if line["method"] != "baseline" and f"_{line['seed']}_" in run.name)
+    for name in ("pseudo_accuracy", "pseudo_mca", "flip_rate"):
+        assert float(line[name]) == pytest.approx(Run(run).metrics[-1][name], abs=1e-5)
 
 
 def test_a_row_of_several_tables_is_trained_once(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,12 +219,27 @@ def test_every_difference_follows_from_its_runs(name: str) -> None:
         )
         seeds = {seed for _, seed in own if all((b, seed) in own and (b, seed) in other for b in budgets)}
         assert len(seeds) == int(gap["seeds"])
-        for figure in ("auc", "mca"):
-            values = [float(own[b, s][figure]) - float(other[b, s][figure]) for b in budgets for s in seeds]
+        columns = {"auc": "auc", "mca": "mca", "val_auc": "val_auc_last20", "val_mca": "val_mca_last20"}
+        for figure, column in columns.items():
+            pairs = [(own[b, s].get(column), other[b, s].get(column)) for b in budgets for s in seeds]
+            if figure.startswith("val") and not all(mine and theirs for mine, theirs in pairs):
+                assert not gap[f"{figure}_gap"]
+                continue
+            values = [float(mine) - float(theirs) for mine, theirs in pairs]
             assert float(gap[f"{figure}_gap"]) == pytest.approx(mean(values), abs=2e-5)
             if gap[f"{figure}_low"]:
                 assert float(gap[f"{figure}_low"]) <= mean(values) + 2e-5
                 assert float(gap[f"{figure}_high"]) >= mean(values) - 2e-5
+        papers = {
+            (line["method"], line["labels"]): line for line in _read(f"{name}.csv") if line["split"] == gap["split"]
+        }
+        for figure in ("paper_auc", "paper_mca"):
+            pairs = [[papers[title, b][figure] for title in (gap["method"], gap["reference"])] for b in budgets]
+            if all(mine and theirs for mine, theirs in pairs):
+                values = [float(mine) - float(theirs) for mine, theirs in pairs]
+                assert float(gap[f"{figure}_gap"]) == pytest.approx(mean(values), abs=2e-5)
+            else:
+                assert not gap[f"{figure}_gap"]
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -100,6 +100,7 @@ def read_line(run: Run) -> dict[str, Any]:
     figures = {figure: run.result.get(figure) for figure in (*FIGURES, "best_epoch", "seconds")}
     figures |= {f"val_{name}": chosen[f"val_{name}"] for name in ("auc", "mca")}
     figures |= {f"val_{name}_last20": average(last, f"val_{name}") for name in ("auc", "mca")}
+    figures |= {name: last[-1].get(name) for name in ("pseudo_accuracy", "pseudo_mca", "flip_rate")}
     figures |= _unseen(run)
     for prefix, values in (
         ("recall", metrics.recall(probs, labels)),

@@ -22,6 +22,8 @@ COLUMNS = (
 GAPS = (
     "method", "reference", "labels", "split", "seeds",
     "auc_gap", "auc_low", "auc_high", "mca_gap", "mca_low", "mca_high",
+    "val_auc_gap", "val_auc_low", "val_auc_high", "val_mca_gap", "val_mca_low", "val_mca_high",
+    "paper_auc_gap", "paper_mca_gap",
 )  # fmt: skip
 
 Line = Mapping[str, Any]
@@ -60,6 +62,7 @@ def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[s
     pairs = [(name, names[0]) for name in names[1:]]
     if "csda" in names[1:]:
         pairs += [("csda", name) for name in names[1:] if name != "csda"]
+    papers = {row.name: row.paper for row in experiment.rows}
     lines = []
     for title, reference in pairs:
         budgets = [[labels] for labels in experiment.labels]
@@ -68,15 +71,27 @@ def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[s
                 gaps = compare(results, title, reference, some, split)
                 if gaps is not None:
                     labels = some[0] if len(some) == 1 else "all"
-                    lines.append({"method": title, "reference": reference, "labels": labels, "split": split} | gaps)
+                    line = {"method": title, "reference": reference, "labels": labels, "split": split}
+                    lines.append(line | gaps | _compare_papers(papers[title], papers[reference], some))
     return lines
+
+
+def _compare_papers(
+    own: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]], budgets: Sequence[str]
+) -> dict[str, float]:
+    """The same differences in the paper, of the figures that it has for both rows at all budgets."""
+    gaps = {}
+    for k, figure in enumerate(("auc", "mca")):
+        if all(len(row.get(labels, ())) > k for row in (own, other) for labels in budgets):
+            gaps[f"paper_{figure}_gap"] = mean(own[labels][k] - other[labels][k] for labels in budgets)
+    return gaps
 
 
 def compare(
     results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], split: str
 ) -> dict[str, Any] | None:
-    """The mean paired difference to a reference over the seeds that both have at all budgets, with its 95 % bootstrap
-    interval where there are two seeds or more."""
+    """Mean paired differences to a reference over the seeds that both have at all budgets, with 95 % bootstrap
+    intervals where there are two seeds or more: of the test figures, and of the steadier ones on validation."""
     runs = {
         (run["method"], run["labels"], run["seed"]): run
         for run in results
@@ -87,12 +102,13 @@ def compare(
     if not shared:
         return None
     gaps: dict[str, Any] = {"seeds": len(shared)}
-    for figure in ("auc", "mca"):
+    columns = {"auc": "auc", "mca": "mca", "val_auc": "val_auc_last20", "val_mca": "val_mca_last20"}
+    for figure, column in columns.items():
+        known = {place: run[column] for place, run in runs.items() if run.get(column) is not None}
+        if any((name, labels, s) not in known for name in (title, reference) for labels in budgets for s in shared):
+            continue  # a run of few epochs has no last 20
         differences = np.array(
-            [
-                mean(runs[title, labels, s][figure] - runs[reference, labels, s][figure] for labels in budgets)
-                for s in shared
-            ]
+            [mean(known[title, labels, s] - known[reference, labels, s] for labels in budgets) for s in shared]
         )
         low, high = metrics.paired_interval(differences) if len(shared) > 1 else (None, None)
         gaps |= {f"{figure}_gap": float(differences.mean()), f"{figure}_low": low, f"{figure}_high": high}
@@ -173,6 +189,9 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
     if len(experiment.labels) == 1:
         return []
     reference = experiment.rows[0].name
+    titles = ["method", "split", "AUC", "MCA", "paired seeds", "ΔAUC", "ΔMCA"]
+    titles += ["validation ΔAUC, last 20", "validation ΔMCA, last 20"]
+    titles += ["paper ΔAUC / ΔMCA"] if any("paper_auc_gap" in gap for gap in against.values()) else []
     lines = []
     for row in experiment.rows:
         for split in experiment.splits:
@@ -180,8 +199,11 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
             if len(own) == len(experiment.labels):
                 figures = [format_number(mean(line[f"{figure}_mean"] for line in own)) for figure in ("auc", "mca")]
                 gap = against.get((row.name, reference, "all", split))
-                lines.append(_table_row([row.name, split, *figures, *_points(gap)]))
-    head = ["## Mean over budgets", "", *_table_head(["method", "split", "AUC", "MCA", "ΔAUC", "ΔMCA"])]
+                seeds = str(gap["seeds"]) if gap else ""
+                shown = [*_points(gap), *_points(gap, ("val_auc", "val_mca"))]
+                theirs = [f"{100 * gap[key]:+.1f}" for key in ("paper_auc_gap", "paper_mca_gap") if gap and key in gap]
+                lines.append(_table_row([row.name, split, *figures, seeds, *shown, " / ".join(theirs)][: len(titles)]))
+    head = ["## Mean over budgets", "", *_table_head(titles)]
     return [*head, *lines, ""] if lines else []
 
 
@@ -245,12 +267,13 @@ def _spread(value: float | None, deviation: float | None) -> str:
     return format_number(value) if deviation is None else f"{format_number(value)} ± {format_number(deviation)}"
 
 
-def _points(gap: Line | None) -> list[str]:
-    """The differences in AUC and MCA in points, in bold where the interval of enough seeds leaves zero out."""
-    if gap is None:
-        return ["", ""]
+def _points(gap: Line | None, figures: Sequence[str] = ("auc", "mca")) -> list[str]:
+    """Differences in points, in bold where the interval of enough seeds leaves zero out."""
     cells = []
-    for figure in ("auc", "mca"):
+    for figure in figures:
+        if gap is None or gap.get(f"{figure}_gap") is None:
+            cells.append("")
+            continue
         value, low, high = (gap[f"{figure}_{part}"] for part in ("gap", "low", "high"))
         text = f"{100 * value:+.1f}"
         if low is not None:
