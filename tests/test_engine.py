@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from csda.bench.sessions import open_session
 from csda.engine import CROWD, Crowd, Engine, choose_device, make_optimizer, restore_optimizer, set_learning_rate
 from csda.errors import ConfigError
+from csda.replay import repeat
 
 CPU = torch.device("cpu")
 
@@ -175,6 +181,70 @@ def test_a_member_that_fails_leaves() -> None:
         pass
 
 
+def test_without_an_engine_what_is_repeated_is_called() -> None:
+    seen: list[object] = []
+    repeat(lambda *arguments: seen.extend(arguments), 1, None, "a")
+    assert seen == [1, None, "a"]
+
+
+def test_passes_between_steps_are_repeated_by_their_engine() -> None:
+    engine = Engine(make_optimizer("sgd", [_weight()], CPU), CPU)
+    seen: list[tuple[object, ...]] = []
+
+    def look(*arguments: object) -> None:
+        seen.append(arguments)
+
+    with engine.arithmetic():
+        for value in (torch.zeros(2), torch.ones(2), torch.ones(3)):
+            repeat(look, "a", value, None)
+        with pytest.raises(ValueError, match="broken"), engine.arithmetic():
+            raise ValueError("broken")
+        repeat(look, "b", torch.ones(3), None)
+    repeat(look)
+    assert [arguments[0] for arguments in seen[:-1]] == ["a", "a", "a", "b"]
+    assert [int(arguments[1].sum()) for arguments in seen[:-1] if isinstance(arguments[1], Tensor)] == [0, 2, 3, 3]
+    assert seen[-1] == ()
+    assert sorted(program.steps for program in engine._programs.values()) == [1, 1, 2]
+
+
+def test_what_is_replayed_reads_the_tensors_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, with streams and graph made up: a graph runs what was captured, on tensors of its own."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr("csda.engine._EAGER_CALLS", 2)
+    engine: Any = Engine(make_optimizer("sgd", [_weight()], CPU), CPU)
+    engine.capture, engine._stream = True, stream
+    captured: list[tuple[int, ...]] = []
+
+    def capture(program: Any, execute: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
+        program.inputs = tuple(value.clone() for value in inputs)
+        program.graph = SimpleNamespace(replay=lambda: execute(*program.inputs))
+        captured.append(tuple(inputs[0].shape))
+
+    monkeypatch.setattr(engine, "_try_capture", capture)
+    sums = _Sums(CPU)
+    with engine.arithmetic():
+        for value in range(5):
+            for size in (2, 3):
+                repeat(sums.add, torch.full((size,), float(value)), None)
+    assert sums.total.item() == (0 + 1 + 2 + 3 + 4) * (2 + 3)
+    assert captured == [(2,), (3,)]
+
+
+class _Sums:
+    """Something that changes in place with every call, and draws."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.generator = torch.Generator(device).manual_seed(5)
+        self.total = torch.zeros((), device=device)
+        self.drawn = torch.zeros((), device=device)
+
+    def add(self, values: Tensor, nothing: None) -> None:
+        self.total.add_(values.sum())
+        self.drawn.add_(torch.rand((), device=values.device, generator=self.generator))
+
+
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -236,3 +306,43 @@ def test_threads_capture_and_replay_side_by_side() -> None:
     assert len(results) == 30
     for weights in results:
         torch.testing.assert_close(weights, expected.cpu())
+
+
+@gpu
+def test_a_replayed_pass_is_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("csda.engine._EAGER_CALLS", 2)
+    device = torch.device("cuda")
+    results = []
+    for capture in (False, True):
+        sums = _Sums(device)
+        optimizer = make_optimizer("sgd", [nn.Parameter(torch.zeros(1, device=device))], device)
+        engine = Engine(optimizer, device, generator=sums.generator, capture=capture)
+        with engine.arithmetic():
+            for value in range(8):
+                for size in (2, 3):
+                    repeat(sums.add, torch.full((size,), float(value), device=device), None)
+        assert engine.remark is None
+        assert [program.graph is not None for program in engine._programs.values()] == [capture, capture]
+        results.append((sums.total.item(), sums.drawn.item()))
+    assert results[0][0] == sum(range(8)) * (2 + 3)
+    assert results[0] == results[1]
+
+
+@gpu
+def test_a_queue_renewed_by_epoch_is_the_same_by_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("csda.engine._EAGER_CALLS", 2)
+    small = {"preset": "paper", "image_size": 32, "capacity": 16, "refresh_batch_size": 8, "threads": 1}
+    states = []
+    for capture in (False, True):
+        session = open_session("csda", {**small, "device": "cuda", "precision": "float32", "cuda_graph": capture})
+        model, method, parts = session.model, session.method, session.parts
+        parts.seed(3)
+        with session.engine.arithmetic():
+            method.begin(model, parts.labeled, parts.unlabeled)
+            for _ in range(2):
+                method.end_epoch(model, parts.labeled, parts.unlabeled)
+        assert session.engine.remark is None
+        assert any(program.graph is not None for program in session.engine._programs.values()) == capture
+        states.append(method.state_dict())
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], msg=name)

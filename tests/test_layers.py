@@ -13,7 +13,7 @@ import pytest
 import csda
 
 LAYERS = (
-    ("errors", "kernels", "alignment", "losses", "metrics", "progress", "streams"),
+    ("errors", "kernels", "alignment", "losses", "metrics", "progress", "replay", "streams"),
     ("ranks",),
     ("marginals", "condition_queue", "models", "data", "config"),
     ("methods", "evaluate", "runs", "engine", "experiments"),

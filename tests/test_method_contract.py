@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +15,7 @@ from csda.config import RunConfig
 from csda.data.batches import Batch, ImagePool
 from csda.errors import ConfigError
 from csda.methods import METHODS
+from csda.replay import repeated_by
 from reference.cases import OnDevice
 from reference.trainings import CLASSES, Training, make_training
 
@@ -160,6 +162,21 @@ def test_nothing_is_copied_to_the_host_within_a_step(name: str, settings: dict[s
             progress,
         )
         output.loss.backward()
+
+
+@every_method
+def test_nothing_is_copied_to_the_host_by_what_a_pass_repeats(
+    name: str, settings: dict[str, Any], multi_label: bool
+) -> None:
+    training = _begun(name, settings, multi_label)
+
+    def guarded(function: Callable[..., None], *arguments: object) -> None:
+        with OnDevice():
+            function(*arguments)
+
+    with repeated_by(guarded):
+        training.begin()
+        training.method.end_epoch(training.model, training.labeled_set, training.pool)
 
 
 @every_method

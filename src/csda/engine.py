@@ -2,7 +2,7 @@
 
 A step of these small networks is some hundred kernels of a few microseconds each. Launched one by one they wait for the
 host; captured once and replayed they do not. Capture asks that a step copies nothing to the host and keeps its shapes,
-which is the contract of all methods.
+which is the contract of all methods. What a pass between steps repeats for each batch is captured likewise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from csda import kernels, streams
+from csda import kernels, replay, streams
 from csda.errors import ConfigError
 from csda.models.linear import Linear, in_step
 from csda.ranks import Ranks
@@ -26,6 +26,9 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 _EAGER_STEPS = 3
 """Real steps before capture, in which cuDNN chooses its kernels and the optimiser makes its state."""
+
+_EAGER_CALLS = 64
+"""Calls before what a pass repeats is captured: for a short one it does not pay that all others hold still."""
 
 
 class Crowd:
@@ -160,7 +163,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 @dataclass(slots=True)
 class _Program:
-    """One kind of step: the names and sums of its figures and, once captured, its graph and the inputs it reads."""
+    """One kind of step: the names and sums of its figures and, once captured, its graph and the inputs it reads.
+
+    What a pass repeats is one, too, without figures.
+    """
 
     names: tuple[str, ...] = ()
     sums: Tensor | None = None
@@ -208,7 +214,7 @@ class Engine:
             layer.keep_rounded()
         self.remark: str | None = None
         """Why steps are eager although a graph was wanted."""
-        self._programs: dict[Compute, _Program] = {}
+        self._programs: dict[object, _Program] = {}
         self._current: _Program | None = None
         if device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
@@ -217,32 +223,15 @@ class Engine:
 
     def step(self, compute: Compute, *inputs: Tensor) -> None:
         """Minimise what `compute(*inputs)` returns by one update."""
-        CROWD.make_way()
         program = self._current = self._programs.setdefault(compute, _Program())
-        if not self.capture:
-            self._execute(program, compute, inputs)
-        else:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self._stream):
-                for layer in self.layers:
-                    layer.renew()  # a graph cannot tell what was written between steps
-                if program.graph is None and program.steps >= _EAGER_STEPS:
-                    self._try_capture(program, compute, inputs)
-                if program.graph is None:
-                    self._execute(program, compute, inputs)
-                else:
-                    for ours, given in zip(program.inputs, inputs, strict=True):
-                        ours.copy_(given)
-                    program.graph.replay()
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        program.steps += 1
+        self._run(program, lambda *given: self._execute(program, compute, given), inputs, _EAGER_STEPS)
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
         """Networks compute in the run's precision, and with its kernels: in a step, and in passes between steps."""
         # Autocast would keep its copies of the weights from one replay to the next.
         half = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
-        with half, kernels.allowed(self.own_kernels):
+        with half, kernels.allowed(self.own_kernels), replay.repeated_by(self._repeat):
             yield
 
     def figures(self) -> dict[str, float]:
@@ -253,6 +242,42 @@ class Engine:
         *sums, count = program.sums.tolist()
         program.sums.zero_()
         return {name: value / count for name, value in zip(program.names, sums, strict=True)}
+
+    def _repeat(self, function: Callable[..., None], *arguments: object) -> None:
+        """`replay.repeat` of passes between steps; processes that share a pass call each other in between, eagerly."""
+        if not self.ranks.alone:
+            function(*arguments)
+            return
+        places = [place for place, value in enumerate(arguments) if isinstance(value, Tensor)]
+        inputs = tuple(value for value in arguments if isinstance(value, Tensor))
+        fixed = tuple(value.shape if isinstance(value, Tensor) else value for value in arguments)
+
+        def execute(*given: Tensor) -> None:
+            filled = dict(zip(places, given, strict=True))
+            function(*(filled.get(place, value) for place, value in enumerate(arguments)))
+
+        self._run(self._programs.setdefault((function, fixed), _Program()), execute, inputs, _EAGER_CALLS)
+
+    def _run(self, program: _Program, execute: Callable[..., None], inputs: tuple[Tensor, ...], eager: int) -> None:
+        """Once more: so often eagerly, and from then on as a graph."""
+        CROWD.make_way()
+        if not self.capture:
+            execute(*inputs)
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._stream):
+                for layer in self.layers:
+                    layer.renew()  # a graph cannot tell what was written between steps
+                if program.graph is None and program.steps >= eager:
+                    self._try_capture(program, execute, inputs)
+                if program.graph is None:
+                    execute(*inputs)
+                else:
+                    for ours, given in zip(program.inputs, inputs, strict=True):
+                        ours.copy_(given)
+                    program.graph.replay()
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        program.steps += 1
 
     def _execute(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -275,7 +300,7 @@ class Engine:
         parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
         return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
-    def _try_capture(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
+    def _try_capture(self, program: _Program, execute: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
         program.inputs = tuple(value.clone() for value in inputs)
         graph = torch.cuda.CUDAGraph()
         source = self.generator or torch.cuda.default_generators[torch.cuda.current_device()]
@@ -288,7 +313,7 @@ class Engine:
             with CROWD.alone():
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
-                    self._execute(program, compute, program.inputs)
+                    execute(*program.inputs)
                 finally:
                     graph.capture_end()
             program.graph = graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from csda.methods.self_training import Guesses, SelfTraining
 from csda.models.two_stream import TwoStream
+from csda.replay import repeated_by
 from reference.trainings import Training, make_training
 
 
@@ -72,6 +74,40 @@ def test_by_epoch_teacher_marginals_and_queue_are_renewed_after_it(monkeypatch: 
     method.end_epoch(training.model, training.labeled_set, training.pool)
     # Twelve unlabeled images are three batches of five at most.
     assert events == ["train", "train", "teacher", *["λ^x", "λ^u", "queue"] * 3]
+
+
+@pytest.mark.parametrize("condition", ["label", "prediction"])
+@pytest.mark.parametrize("repeats", ["refresh", "keep"])
+def test_what_a_pass_repeats_depends_on_its_tensors_alone(condition: str, repeats: str) -> None:
+    """So that a graph of one call can stand for all with the same shapes: here the first one's arguments do."""
+    kept: dict[object, list[object]] = {}
+    calls = 0
+
+    def again(function: Callable[..., None], *arguments: object) -> None:
+        nonlocal calls
+        calls += 1
+        place = function, tuple(value.shape if isinstance(value, Tensor) else value for value in arguments)
+        if place not in kept:
+            kept[place] = [value.clone() if isinstance(value, Tensor) else value for value in arguments]
+        for ours, given in zip(kept[place], arguments, strict=True):
+            if isinstance(ours, Tensor) and isinstance(given, Tensor):
+                ours.copy_(given)
+        function(*kept[place])
+
+    states = []
+    for by in (None, again):
+        training, method = _training(refresh="epoch", refresh_batch_size=5, condition=condition, repeats=repeats)
+        training.seed(1)
+        with repeated_by(by) if by else nullcontext():
+            training.begin()
+            for _ in range(3):
+                training.step().loss.backward()
+                method.end_epoch(training.model, training.labeled_set, training.pool)
+        states.append(method.state_dict())
+    # Twelve unlabeled images are batches of 5, 5 and 2, beside eight labeled ones in batches of 5 and 3 in turn.
+    assert (calls, len(kept)) == (12, 3)
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
 
 
 def test_by_step_the_epoch_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

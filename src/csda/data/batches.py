@@ -41,8 +41,13 @@ class ImagePool:
 
     def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
         """One pass over the part; the last batch may be smaller."""
+        for indices, pixels in self.fetch(batch_size, shuffled=shuffled):
+            yield self.batch(indices, pixels)
+
+    def fetch(self, batch_size: int, *, shuffled: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """What `batch` takes, for one pass over the part."""
         for indices in self.order(batch_size, shuffled=shuffled):
-            yield self.batch(indices)
+            yield indices, None
 
     def order(self, batch_size: int, *, shuffled: bool) -> Iterator[Tensor]:
         """Indices of one pass over the part, in batches; the last one may be smaller."""
@@ -77,11 +82,10 @@ class StreamedPool(ImagePool):
     def select(self, indices: Tensor, pixels: Tensor | None) -> Selection:
         return Selection(self.host.take(indices) if pixels is None else pixels)
 
-    def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
+    def fetch(self, batch_size: int, *, shuffled: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
         order = list(self.order(batch_size, shuffled=shuffled))
         on_host = torch.cat(order).cpu().split(batch_size)
-        for indices, pixels in zip(order, self.host.stream(on_host), strict=True):
-            yield self.batch(indices, pixels)
+        return zip(order, self.host.stream(on_host), strict=True)
 
     def first(self, count: int) -> ImagePool:
         return StreamedPool(self.host.first(count), self.augmentation, self.generator)

@@ -23,6 +23,7 @@ from csda.losses import total_loss
 from csda.methods.base import Method, StepOutput, Task
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.models.two_stream import TwoStream
+from csda.replay import repeat
 from csda.streams import beside, join
 
 Guesses = Callable[[], tuple[Tensor, Tensor]]
@@ -188,6 +189,17 @@ class SelfTraining(Method):
         """One pass over the unlabeled images in shuffled batches, each beside a batch of labeled ones."""
         size = self.settings.refresh_batch_size
         labeled_batches = cycle(list(labeled_set.order(size, shuffled=True)))
-        for unlabeled, labeled_indices in zip(pool.batches(size, shuffled=True), labeled_batches, strict=False):
-            labeled = labeled_set.batch(labeled_indices)
-            self._refresh(model, labeled.weak(), labeled.targets, unlabeled)
+        for unlabeled, labeled in zip(pool.fetch(size, shuffled=True), labeled_batches, strict=False):
+            repeat(self._refresh_at, model, labeled_set, pool, labeled, *unlabeled)
+
+    def _refresh_at(
+        self,
+        model: TwoStream,
+        labeled_set: LabeledSet,
+        pool: ImagePool,
+        labeled_indices: Tensor,
+        indices: Tensor,
+        pixels: Tensor | None,
+    ) -> None:
+        labeled = labeled_set.batch(labeled_indices)
+        self._refresh(model, labeled.weak(), labeled.targets, pool.batch(indices, pixels))
