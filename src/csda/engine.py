@@ -142,7 +142,7 @@ def make_optimizer(
     rate = torch.zeros((), device=device) if device.type == "cuda" else 0.0
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=rate, fused=device.type == "cuda")
-    return torch.optim.Adam(parameters, lr=rate, capturable=device.type == "cuda")
+    return torch.optim.Adam(parameters, lr=rate, capturable=device.type == "cuda", fused=device.type == "cuda")
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

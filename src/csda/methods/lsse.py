@@ -97,12 +97,29 @@ class LSSE(Method):
         return reconstruction + self.settings.beta * divergence / math.prod(images.shape[1:])
 
 
+class Spread(nn.ConvTranspose2d):
+    """Each pixel to four of them, the mirror image of a block's convolution."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, kernel_size=4, stride=2, padding=1)
+
+    def forward(self, values: Tensor) -> Tensor:  # type: ignore[override]
+        # A GPU multiplies channels by eights. The one or three of an image would take kernels that are far slower.
+        return self.padded(values, -self.out_channels % 8 if values.is_cuda else 0)
+
+    def padded(self, values: Tensor, missing: int) -> Tensor:
+        """The same, computed with so many channels of zeros more."""
+        assert self.bias is not None
+        weight, bias = F.pad(self.weight, (0, 0, 0, 0, 0, missing)), F.pad(self.bias, (0, missing))
+        return F.conv_transpose2d(values, weight, bias, stride=2, padding=1)[:, : self.out_channels]
+
+
 def decoder(image_size: int, channels: int) -> nn.Sequential:
     """The encoder's mirror image: latent [B, 256] to the logits of an image [B, channels, S, S]."""
     side = image_size // 32
     widths = (128, 64, 64, 32, 32, channels)
     layers: list[nn.Module] = [nn.Linear(FEATURES, widths[0] * side**2), nn.Unflatten(1, (widths[0], side, side))]
     for inputs, outputs in pairwise(widths):
-        layers += [nn.ReLU(), nn.ConvTranspose2d(inputs, outputs, kernel_size=4, stride=2, padding=1)]
+        layers += [nn.ReLU(), Spread(inputs, outputs)]
     # Activations lie in memory as the encoder's do.
     return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
