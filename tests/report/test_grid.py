@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from csda.report.grid import colour_rows, draw_budgets, draw_rows, write_grid
+from csda.experiments import Experiment
+from csda.report.grid import average_budgets, colour_rows, draw_budgets, draw_experiment, draw_rows, write_grid
 
 
 def test_grids_mark_what_was_measured_and_what_the_paper_has(tmp_path: Path) -> None:
@@ -34,6 +35,30 @@ def test_grids_mark_what_was_measured_and_what_the_paper_has(tmp_path: Path) -> 
         dots, mean, open_mark = (list(map(float, line.get_xdata())) for line in axes.get_lines())
         assert (dots, open_mark) == (expected, [0.81])
         assert mean == pytest.approx([sum(expected) / len(expected)] * 2)
+
+
+def test_more_rows_than_colours_are_drawn_by_their_means_over_budgets() -> None:
+    titles = [f"row {number}" for number in range(9)]
+    rows = [{"method": "baseline", "title": title} for title in titles]
+    experiment = Experiment.model_validate(
+        {"title": "t", "labels": ["9", "30"], "seeds": [0, 1], "splits": {"s": {}}, "rows": rows}
+    )
+    results = [
+        {"method": title, "labels": labels, "split": "s", "seed": seed, "auc": auc, "mca": 0.4}
+        for title in titles
+        for labels, seed, auc in (("9", 0, 0.5), ("30", 0, 0.6), ("9", 1, 0.7))
+    ]
+    assert [(line["seed"], line["auc"]) for line in average_budgets(results, ["9", "30"])] == [(0, 0.55)] * 9
+    axes = draw_experiment(experiment, results).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == titles
+    assert axes.get_title(loc="left") == "AUC, mean over budgets"
+    assert len(draw_experiment(experiment, results[:24]).axes[0].get_xticklabels()) == 2
+
+
+def test_past_the_last_colour_they_begin_anew() -> None:
+    colours = list(colour_rows([f"row {number}" for number in range(16)]).values())
+    assert sorted(colours[:8]) == sorted(colours[8:])
+    assert len(set(colours)) == 8
 
 
 def test_a_legend_of_long_names_stays_in_its_picture() -> None:

@@ -22,7 +22,7 @@ from csda.data import load_dataset
 from csda.data.records import Pixels
 from csda.experiments import Experiment
 from csda.report.figures import PALETTE, STYLE
-from csda.report.summary import Line, list_classes, summarize
+from csda.report.summary import Line, average, list_classes, summarize
 from csda.report.tables import choose_colours
 
 _COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey")
@@ -34,6 +34,9 @@ def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
     `results` are the lines of NAME_runs.csv.
     """
     names = [row.name for row in experiment.rows if any(line["method"] == row.name for line in results)]
+    if len(experiment.labels) > 1 and len(names) > len(_COLOURS):
+        means = average_budgets(results, experiment.labels)
+        return draw_rows(means, names, {name: [] for name in names}, list(experiment.splits), "mean over budgets")
     if len(experiment.labels) > 1:
         return draw_budgets(summarize(experiment, results), names, experiment.labels, list(experiment.splits))
     labels, splits = experiment.labels[0], list(experiment.splits)
@@ -142,12 +145,28 @@ def _draw_series(
     axes.plot(places[known], [paper[place] for place in known], "o", markersize=6, **_open(colour))
 
 
+def average_budgets(results: Sequence[Line], budgets: Sequence[str]) -> list[dict[str, Any]]:
+    """The mean over budgets of each row, split and seed that has runs at all of them."""
+    runs: dict[tuple[str, str, int], list[Line]] = {}
+    for run in results:
+        runs.setdefault((run["method"], run["split"], run["seed"]), []).append(run)
+    return [
+        {"method": title, "split": split, "seed": seed, **{name: average(own, name) for name in ("auc", "mca")}}
+        for (title, split, seed), own in runs.items()
+        if {run["labels"] for run in own} == set(budgets)
+    ]
+
+
 def draw_rows(
-    results: Sequence[Line], titles: Sequence[str], paper: Mapping[str, Sequence[float]], splits: Sequence[str]
+    results: Sequence[Line],
+    titles: Sequence[str],
+    paper: Mapping[str, Sequence[float]],
+    splits: Sequence[str],
+    of: str = "",
 ) -> Figure:
     """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
 
-    `results` are the lines of NAME_runs.csv of one budget; each split has panels of its own.
+    `results` are the lines of NAME_runs.csv of one budget, or `of` several; each split has panels of its own.
     """
     with matplotlib.rc_context(STYLE):
         size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))
@@ -167,7 +186,7 @@ def draw_rows(
             axes.set_yticks(range(len(titles)), titles)
             axes.set_ylim(len(titles) - 0.4, -0.6)
             explained = f", {split}" if len(splits) > 1 else ": dots are seeds, bars means"
-            axes.set_title(name.upper() + explained)
+            axes.set_title(name.upper() + (f", {of}" if of and len(splits) == 1 else explained))
         if any(paper.values()):
             axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")

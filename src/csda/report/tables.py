@@ -294,10 +294,11 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def choose_colours(names: Iterable[str], order: Sequence[str] = COLOURS) -> list[str]:
-    """A colour a name: a method's own where it is free, else the next free one; past eight they repeat."""
+    """A colour a name: a method's own where it is free, else the next free one; past eight they begin anew."""
     colours: list[str] = []
     for name in names:
-        free = [colour for colour in order if colour not in colours] or list(order)
+        least = min(colours.count(colour) for colour in order)
+        free = [colour for colour in order if colours.count(colour) == least]
         reserved = METHOD_COLOURS.get(name)
         unclaimed = [colour for colour in free if colour not in METHOD_COLOURS.values()]
         colours.append(reserved if reserved in free else (unclaimed or free)[0])
