@@ -219,10 +219,11 @@ def test_every_difference_follows_from_its_runs(name: str) -> None:
         )
         seeds = {seed for _, seed in own if all((b, seed) in own and (b, seed) in other for b in budgets)}
         assert len(seeds) == int(gap["seeds"])
-        columns = {"auc": "auc", "mca": "mca", "val_auc": "val_auc_last20", "val_mca": "val_mca_last20"}
+        columns = {"auc": "auc", "mca": "mca", "mca_prior": "mca_prior"}
+        columns |= {"val_auc": "val_auc_last20", "val_mca": "val_mca_last20"}
         for figure, column in columns.items():
             pairs = [(own[b, s].get(column), other[b, s].get(column)) for b in budgets for s in seeds]
-            if figure.startswith("val") and not all(mine and theirs for mine, theirs in pairs):
+            if figure not in ("auc", "mca") and not all(mine and theirs for mine, theirs in pairs):
                 assert not gap[f"{figure}_gap"]
                 continue
             values = [float(mine) - float(theirs) for mine, theirs in pairs]

@@ -22,9 +22,19 @@ COLUMNS = (
 GAPS = (
     "method", "reference", "labels", "split", "seeds",
     "auc_gap", "auc_low", "auc_high", "mca_gap", "mca_low", "mca_high",
+    "mca_prior_gap", "mca_prior_low", "mca_prior_high",
     "val_auc_gap", "val_auc_low", "val_auc_high", "val_mca_gap", "val_mca_low", "val_mca_high",
     "paper_auc_gap", "paper_mca_gap",
 )  # fmt: skip
+
+COMPARED = {
+    "auc": "auc",
+    "mca": "mca",
+    "mca_prior": "mca_prior",
+    "val_auc": "val_auc_last20",
+    "val_mca": "val_mca_last20",
+}
+"""Figures of NAME_gaps.csv, and the columns of NAME_runs.csv that they are differences of."""
 
 Line = Mapping[str, Any]
 """A line of a table by its columns."""
@@ -91,7 +101,8 @@ def compare(
     results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], split: str
 ) -> dict[str, Any] | None:
     """Mean paired differences to a reference over the seeds that both have at all budgets, with 95 % bootstrap
-    intervals where there are two seeds or more: of the test figures, and of the steadier ones on validation."""
+    intervals where there are two seeds or more: of the test figures, of MCA where both are divided by the class
+    frequencies, and of the steadier figures on validation."""
     runs = {
         (run["method"], run["labels"], run["seed"]): run
         for run in results
@@ -102,11 +113,10 @@ def compare(
     if not shared:
         return None
     gaps: dict[str, Any] = {"seeds": len(shared)}
-    columns = {"auc": "auc", "mca": "mca", "val_auc": "val_auc_last20", "val_mca": "val_mca_last20"}
-    for figure, column in columns.items():
+    for figure, column in COMPARED.items():
         known = {place: run[column] for place, run in runs.items() if run.get(column) is not None}
         if any((name, labels, s) not in known for name in (title, reference) for labels in budgets for s in shared):
-            continue  # a run of few epochs has no last 20
+            continue  # a set with several labels an image has no class frequencies to divide by
         differences = np.array(
             [mean(known[title, labels, s] - known[reference, labels, s] for labels in budgets) for s in shared]
         )
@@ -189,7 +199,7 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
     if len(experiment.labels) == 1:
         return []
     reference = experiment.rows[0].name
-    titles = ["method", "split", "AUC", "MCA", "paired seeds", "ΔAUC", "ΔMCA"]
+    titles = ["method", "split", "AUC", "MCA", "paired seeds", "ΔAUC", "ΔMCA", "ΔMCA, both ÷ prior"]
     titles += ["validation ΔAUC, last 20", "validation ΔMCA, last 20"]
     titles += ["paper ΔAUC / ΔMCA"] if any("paper_auc_gap" in gap for gap in against.values()) else []
     lines = []
@@ -200,7 +210,7 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
                 figures = [format_number(mean(line[f"{figure}_mean"] for line in own)) for figure in ("auc", "mca")]
                 gap = against.get((row.name, reference, "all", split))
                 seeds = str(gap["seeds"]) if gap else ""
-                shown = [*_points(gap), *_points(gap, ("val_auc", "val_mca"))]
+                shown = _points(gap, tuple(COMPARED))
                 theirs = [f"{100 * gap[key]:+.1f}" for key in ("paper_auc_gap", "paper_mca_gap") if gap and key in gap]
                 lines.append(_table_row([row.name, split, *figures, seeds, *shown, " / ".join(theirs)][: len(titles)]))
     head = ["## Mean over budgets", "", *_table_head(titles)]
