@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from csda.runs import Run
 
@@ -31,3 +35,12 @@ def tiny_run(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CSDA_CACHE", str(folder / "cache"))
         return train_tiny(tiny_images, folder / "run", tensorboard=True)
+
+
+@pytest.fixture
+def made_up_stream(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """For an engine that is to capture without a GPU: a stream, and one as the current one."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    return stream

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -207,14 +206,11 @@ def test_passes_between_steps_are_repeated_by_their_engine() -> None:
     assert sorted(program.steps for program in engine._programs.values()) == [1, 1, 2]
 
 
-def test_what_is_replayed_reads_the_tensors_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_replayed_reads_the_tensors_of_the_call(made_up_stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, with streams and graph made up: a graph runs what was captured, on tensors of its own."""
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr("csda.engine._EAGER_CALLS", 2)
     engine: Any = Engine(make_optimizer("sgd", [_weight()], CPU), CPU)
-    engine.capture, engine._stream = True, stream
+    engine.capture, engine._stream = True, made_up_stream
     captured: list[tuple[int, ...]] = []
 
     def capture(program: Any, execute: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:

@@ -228,10 +228,16 @@ class Engine:
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Networks compute in the run's precision, and with its kernels: in a step, and in passes between steps."""
+        """In passes between steps networks compute as in a step, and what is repeated for each batch is captured."""
+        with self._arithmetic(), replay.repeated_by(self._repeat):
+            yield
+
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        """Networks compute in the run's precision, and with its kernels."""
         # Autocast would keep its copies of the weights from one replay to the next.
         half = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
-        with half, kernels.allowed(self.own_kernels), replay.repeated_by(self._repeat):
+        with half, kernels.allowed(self.own_kernels):
             yield
 
     def figures(self) -> dict[str, float]:
@@ -281,7 +287,7 @@ class Engine:
 
     def _execute(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        with self.arithmetic(), in_step(self.layers):
+        with self._arithmetic(), in_step(self.layers):
             output = compute(*inputs)
         values = {"loss": output.loss.detach(), **output.logs}
         with streams.beside(self.device, *values.values()):

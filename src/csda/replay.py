@@ -21,8 +21,8 @@ _here = _Here()
 def repeat(function: Callable[..., None], *arguments: object) -> None:
     """`function(*arguments)`, which writes tensors in place, gives nothing and copies nothing to the host.
 
-    On a GPU it is captured after a few calls. From then on the tensors among the arguments are read anew each time; all
-    else is taken to be as it was whenever function, other arguments and shapes are the same.
+    On a GPU it is captured once it has been called often. From then on the tensors among the arguments are read anew
+    each time; all else is taken to be as it was whenever function, other arguments and shapes are the same.
     """
     if _here.repeat is None:
         function(*arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from copy import deepcopy
 from itertools import islice
 from types import SimpleNamespace
@@ -251,14 +250,11 @@ def test_a_pass_without_autocast_is_learned_from_too(fused: bool) -> None:
 
 
 @pytest.mark.usefixtures("by_torch")
-def test_a_weight_that_is_written_to_is_rounded_before_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_written_to_is_rounded_before_a_replay(made_up_stream: Any) -> None:
     """As an engine on a GPU has it, with streams and graph made up."""
     layer, replays = Linear(5, 3), []
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     engine = Engine(make_optimizer("sgd", list(layer.parameters()), CPU), CPU, "bf16", layers=[layer])
-    engine.capture, engine._stream = True, stream
+    engine.capture, engine._stream = True, made_up_stream
     graph: Any = SimpleNamespace(replay=lambda: replays.append(_agrees(layer)))
     engine._programs[layer.forward] = _Program(graph=graph)
     for _ in range(2):

@@ -105,7 +105,8 @@ class Spread(nn.ConvTranspose2d):
 
     def forward(self, values: Tensor) -> Tensor:  # type: ignore[override]
         # A GPU multiplies channels by eights. The one or three of an image would take kernels that are far slower.
-        return self.padded(values, -self.out_channels % 8 if values.is_cuda else 0)
+        missing = -self.out_channels % 8 if values.is_cuda else 0
+        return self.padded(values, missing) if missing else super().forward(values)
 
     def padded(self, values: Tensor, missing: int) -> Tensor:
         """The same, computed with so many channels of zeros more."""

@@ -36,7 +36,7 @@ def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
     names = [row.name for row in experiment.rows if any(line["method"] == row.name for line in results)]
     if len(experiment.labels) > 1 and len(names) > len(_COLOURS):
         means = average_budgets(results, experiment.labels)
-        return draw_rows(means, names, {name: [] for name in names}, list(experiment.splits), "mean over budgets")
+        return draw_rows(means, names, {name: [] for name in names}, list(experiment.splits), ", mean over budgets")
     if len(experiment.labels) > 1:
         return draw_budgets(summarize(experiment, results), names, experiment.labels, list(experiment.splits))
     labels, splits = experiment.labels[0], list(experiment.splits)
@@ -162,11 +162,11 @@ def draw_rows(
     titles: Sequence[str],
     paper: Mapping[str, Sequence[float]],
     splits: Sequence[str],
-    of: str = "",
+    explained: str = ": dots are seeds, bars means",
 ) -> Figure:
     """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
 
-    `results` are the lines of NAME_runs.csv of one budget, or `of` several; each split has panels of its own.
+    `results` are the lines of NAME_runs.csv of one budget, or of `average_budgets`; each split has panels of its own.
     """
     with matplotlib.rc_context(STYLE):
         size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))
@@ -185,8 +185,7 @@ def draw_rows(
                 axes.plot(known, [row] * len(known), "D", **_open(colour))
             axes.set_yticks(range(len(titles)), titles)
             axes.set_ylim(len(titles) - 0.4, -0.6)
-            explained = f", {split}" if len(splits) > 1 else ": dots are seeds, bars means"
-            axes.set_title(name.upper() + (f", {of}" if of and len(splits) == 1 else explained))
+            axes.set_title(name.upper() + (f", {split}" if len(splits) > 1 else explained))
         if any(paper.values()):
             axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")

@@ -19,13 +19,6 @@ COLUMNS = (
     "method", "labels", "split", "seeds", "auc_mean", "auc_std", "mca_mean", "mca_std",
     "auc_last20_mean", "mca_last20_mean", "mca_prior_mean", "paper_auc", "paper_mca",
 )  # fmt: skip
-GAPS = (
-    "method", "reference", "labels", "split", "seeds",
-    "auc_gap", "auc_low", "auc_high", "mca_gap", "mca_low", "mca_high",
-    "mca_prior_gap", "mca_prior_low", "mca_prior_high",
-    "val_auc_gap", "val_auc_low", "val_auc_high", "val_mca_gap", "val_mca_low", "val_mca_high",
-    "paper_auc_gap", "paper_mca_gap",
-)  # fmt: skip
 
 COMPARED = {
     "auc": "auc",
@@ -35,6 +28,12 @@ COMPARED = {
     "val_mca": "val_mca_last20",
 }
 """Figures of NAME_gaps.csv, and the columns of NAME_runs.csv that they are differences of."""
+
+GAPS = (
+    "method", "reference", "labels", "split", "seeds",
+    *(f"{figure}_{part}" for figure in COMPARED for part in ("gap", "low", "high")),
+    "paper_auc_gap", "paper_mca_gap",
+)  # fmt: skip
 
 Line = Mapping[str, Any]
 """A line of a table by its columns."""
