@@ -41,7 +41,7 @@ def test_every_setting_of_a_method_has_a_line(name: str) -> None:
     [
         ("csda", "align", "csda", "none | da | csda"),
         ("vcq", "align", "none", "none | da | csda"),
-        ("glm", "weight", "75", "number"),
+        ("glm", "weight", "10", "number"),
         ("glm", "layers", "[0, 2, 4]", "[whole number, …]"),
         ("lsse", "lr", "0.0001", "number"),
         ("csda", "lr_decay_at", "[0.195, 0.488]", "[number, …]"),

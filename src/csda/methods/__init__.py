@@ -60,7 +60,7 @@ METHODS: dict[str, Entry] = {
         GLMSettings,
         "samples mixed at input or hidden layers",
         "Gyawali et al. 2020",
-        {**_PLAIN, "soft": True, "weight": 75.0, "weight_ramp": True, "labeled_from": "teacher"},
+        {**_PLAIN, "soft": True, "weight": 10.0, "weight_ramp": True, "labeled_from": "teacher"},
     ),
     "nm": Entry(
         NeighborMatching,

@@ -5,9 +5,10 @@ drawn anew each step, so that the whole network learns to be linear between samp
 for two augmentations of an image.
 
 Departures: losses are means, as in all methods here, where the published code sums; one fresh view of an unlabeled
-image is trained on, not the two that were guessed from; all samples go through BatchNorm together. Three more have
-a setting each that undoes them: cross-entropy is that of the task, guesses are made in evaluation mode, and they are
-not sharpened, as the published code does where classes exclude each other.
+image is trained on, not the two that were guessed from; all samples go through BatchNorm together. Four more have
+a setting each that undoes them: cross-entropy is that of the task, guesses are made in evaluation mode, they are
+not sharpened, as the published code does where classes exclude each other, and their weight grows to 10, not 75,
+under which the labels are never learned (docs/decisions/0015-the-weight-of-glm.md).
 """
 
 from __future__ import annotations
