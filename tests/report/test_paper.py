@@ -56,6 +56,16 @@ def test_the_curve_of_a_temperature_is_what_tempering_does(temperature: float) -
     np.testing.assert_allclose(paper.temper_entry(entries, temperature, 7), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("align", "temperature", "drawn"), [("csda", "0.3", (True, False)), ("da", "1.0", (False, True))]
+)
+def test_a_part_of_the_grid_leaves_a_panel_without_legend(
+    make_aligned: Callable[..., Run], align: str, temperature: str, drawn: tuple[bool, bool]
+) -> None:
+    _, auc, _, distance = paper.draw_temperatures({"only": [make_aligned(align, temperature, 0)]}).axes
+    assert (auc.get_legend() is not None, distance.get_legend() is not None) == drawn
+
+
 def test_curves_and_distances_are_means_over_seeds(make_aligned: Callable[..., Run]) -> None:
     runs = {
         "da": [make_aligned("da", "1.0", seed) for seed in (0, 1)],

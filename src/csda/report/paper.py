@@ -82,7 +82,6 @@ def draw_temperatures(runs: Runs) -> Figure:
         for name, own in tempered.items():
             _draw_column(axes, own, f"test_{figure_name}", colours[name], name)
         axes.set(title=f"{letter}  test {figure_name.upper()} by temperature", xlabel="epoch")
-        axes.legend(ncols=2)
     for name, own in runs.items():
         settings = own[0].config["method_settings"]
         agnostic = settings["align"] == "da"
@@ -93,7 +92,9 @@ def draw_temperatures(runs: Runs) -> Figure:
             _draw_band(distance, own[0].history["epochs"].astype(float), distances, colour, label)
     distance.set(title="d  distance to λˣ after alignment (Frobenius)", xlabel="epoch")
     distance.set_ylim(bottom=0)
-    distance.legend()
+    for axes, columns in ((auc, 2), (mca, 2), (distance, 1)):
+        if axes.lines:  # a part of the grid may have nothing to show in a panel
+            axes.legend(ncols=columns)
     return figure
 
 
