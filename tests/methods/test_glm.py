@@ -1,4 +1,4 @@
-"""GLM: mixing at each layer, the guess of two views, and the loss."""
+"""GLM: the guess of two views, labels mixed as samples are, and the loss."""
 
 from __future__ import annotations
 
@@ -7,46 +7,17 @@ import torch
 from torch import Tensor
 
 from csda.data.batches import Batch
-from csda.methods.glm import GLM, mix
+from csda.methods.glm import GLM
+from csda.methods.mixing import Mix
 from csda.models.dropout import Dropout
+from csda.models.two_stream import TwoStream
 from reference.trainings import Training, make_training
-
-LAYERS = list(range(7))
 
 
 def _training(**settings: object) -> tuple[Training, GLM]:
     training = make_training("glm", **settings)
     assert isinstance(training.method, GLM)
     return training, training.method
-
-
-def test_a_mix_is_a_weighted_sum_of_a_sample_and_its_partner() -> None:
-    values, partners, shares = torch.rand(3, 2, 4, 4), torch.tensor([2, 0, 1]), torch.tensor([0.7, 1.0, 0.5])
-    mixed = mix(values, partners, shares)
-    for sample in range(3):
-        by_hand = shares[sample] * values[sample] + (1 - shares[sample]) * values[partners[sample]]
-        torch.testing.assert_close(mixed[sample], by_hand)
-    assert torch.equal(mixed[1], values[1])
-
-
-@pytest.mark.parametrize("depth", LAYERS)
-def test_samples_are_mixed_at_the_layer_drawn_and_at_no_other(depth: int) -> None:
-    training, method = _training(layers=LAYERS)
-    model = training.model.eval()
-    images, partners = torch.rand(4, 3, 32, 32), torch.tensor([1, 2, 3, 0])
-    shares = torch.tensor([0.6, 0.9, 0.75, 1.0])
-    hidden = model.student[:depth](images)
-    hidden = torch.stack([shares[i] * hidden[i] + (1 - shares[i]) * hidden[partners[i]] for i in range(4)])
-    by_hand = model.head(model.student[depth:](hidden))
-    torch.testing.assert_close(method.mixed_logits(model, images, partners, shares, torch.tensor(depth)), by_hand)
-
-
-def test_layers_that_are_not_listed_are_never_mixed_at() -> None:
-    training, method = _training(layers=[0, 4])
-    model = training.model.eval()
-    images, partners, shares = torch.rand(4, 3, 32, 32), torch.tensor([1, 2, 3, 0]), torch.full((4,), 0.6)
-    expected = model.head(model.student[4:](mix(model.student[:4](images), partners, shares)))
-    torch.testing.assert_close(method.mixed_logits(model, images, partners, shares, torch.tensor(1)), expected)
 
 
 def test_a_guess_is_the_mean_of_two_views() -> None:
@@ -108,24 +79,24 @@ def test_the_binary_loss_asks_each_class_against_the_others() -> None:
 def test_labels_are_mixed_as_samples_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the draws of a step known, its losses are those of a slow loop."""
     training, method = _training(layers=[0])
-    drawn: dict[str, Tensor] = {}
+    drawn: list[Mix] = []
 
-    def watch(model: object, images: Tensor, partners: Tensor, shares: Tensor, layer: Tensor) -> Tensor:
-        drawn.update(partners=partners, shares=shares)
+    def watch(model: object, images: Tensor, mix: Mix) -> Tensor:
+        drawn.append(mix)
         return logits
 
     samples, labels = training.pool.batch(torch.arange(3)), torch.tensor([0, 3])
     logits, guesses = torch.randn(5, 4), torch.rand(3, 4).softmax(-1)
     mask = torch.tensor([True, False, True])
-    monkeypatch.setattr(method, "mixed_logits", watch)
+    monkeypatch.setattr(method.mixing, "logits", watch)
     images = training.labeled_set(torch.arange(2), "weak")
     supervised, unsupervised = method.learn(training.model, images, labels, samples, lambda: (guesses, mask))
 
     before = [torch.eye(4)[0], torch.eye(4)[3], *guesses]
     usable = [True, True, *mask.tolist()]
     mixed = []
-    for sample, partner in enumerate(drawn["partners"].tolist()):
-        share = drawn["shares"][sample]
+    for sample, partner in enumerate(drawn[0].partners.tolist()):
+        share = drawn[0].shares[sample]
         assert share == 1 if not usable[partner] else 0.5 <= share < 1
         mixed.append(share * before[sample] + (1 - share) * before[partner])
     cross_entropy = [-(mixed[row] * logits[row].log_softmax(-1)).sum() for row in (0, 1)]
@@ -137,14 +108,14 @@ def test_labels_are_mixed_as_samples_are(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_shares_and_layers_vary_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
     training, method = _training()
     layers, shares = set(), set()
-    compute = method.mixed_logits
+    compute = method.mixing.logits
 
-    def watch(model: object, images: Tensor, partners: Tensor, share: Tensor, layer: Tensor) -> Tensor:
-        layers.add(int(layer))
-        shares.add(float(share[0]))
-        return compute(model, images, partners, share, layer)  # type: ignore[arg-type]
+    def watch(model: TwoStream, images: Tensor, mix: Mix) -> Tensor:
+        layers.add(int(mix.layer))
+        shares.add(float(mix.shares[0]))
+        return compute(model, images, mix)
 
-    monkeypatch.setattr(method, "mixed_logits", watch)
+    monkeypatch.setattr(method.mixing, "logits", watch)
     for _ in range(12):
         training.step()
     assert layers == {0, 1, 2}

@@ -14,6 +14,8 @@ from csda.methods.bis import BiS, BiSSettings
 from csda.methods.fixmatch import FixMatch, FixMatchSettings
 from csda.methods.glm import GLM, GLMSettings
 from csda.methods.lsse import LSSE, LSSESettings
+from csda.methods.mixing import MixingSettings
+from csda.methods.mixup import Mixup
 from csda.methods.neighbor_matching import NeighborMatching, NeighborMatchingSettings
 from csda.methods.self_training import SelfTraining, SelfTrainingSettings
 
@@ -40,6 +42,7 @@ _PLAIN = {"align": "none", "queue": "none", "teacher": "none"}
 METHODS: dict[str, Entry] = {
     "baseline": Entry(Baseline, Settings, "the labels alone", "–", uses_unlabeled=False),
     "upper-bound": Entry(Baseline, Settings, "all labels, for comparison", "–", uses_unlabeled=False, uses_truth=True),
+    "mixup": Entry(Mixup, MixingSettings, "the labels alone, mixed", "Verma et al. 2019", uses_unlabeled=False),
     "self-train": Entry(
         SelfTraining,
         SelfTrainingSettings,

@@ -13,8 +13,7 @@ under which the labels are never learned (docs/decisions/0015-the-weight-of-glm.
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -24,15 +23,12 @@ from torch.nn import functional as F
 from csda.data.batches import Batch
 from csda.losses import consistency_loss
 from csda.methods.base import Task
+from csda.methods.mixing import Mixing, MixingSettings
 from csda.methods.self_training import Guesses, SelfTraining, SelfTrainingSettings
 from csda.models.two_stream import TwoStream
 
 
-class GLMSettings(SelfTrainingSettings):
-    alpha: float = Field(2.0, gt=0, description="α of Beta(α, α), the shares in a mix")
-    layers: list[Annotated[int, Field(ge=0, le=6)]] = Field(
-        [0, 2, 4], min_length=1, description="stages after which to mix, one drawn each step; 0 is the input"
-    )
+class GLMSettings(MixingSettings, SelfTrainingSettings):
     sharpen: float = Field(
         1.0, gt=0, le=1, description="T of guesses p^(1/T) / Σ p^(1/T), where classes exclude others"
     )
@@ -48,7 +44,7 @@ class GLM(SelfTraining):
 
     def __init__(self, task: Task, settings: GLMSettings) -> None:
         super().__init__(task, settings)
-        self.alpha, self.layers = settings.alpha, settings.layers
+        self.mixing = Mixing(settings)
         self.sharpen = 1.0 if task.multi_label else settings.sharpen
         self.binary = settings.binary and not task.multi_label
         self.guesses_in_training = settings.guess_mode == "train" and settings.teacher == "none"
@@ -80,35 +76,13 @@ class GLM(SelfTraining):
         targets = torch.cat((self.as_probabilities(labels), targets))
         usable = torch.cat((mask.new_ones(len(labels)), mask))
 
-        partners = torch.rand(len(images), device=images.device, generator=self.generator).argsort()
-        # Beta(α, α) is the first of two shares of a symmetric Dirichlet, whose sampler takes a generator.
-        share = torch._sample_dirichlet(torch.full((2,), self.alpha, device=images.device), self.generator)[0]
-        # The larger share is the sample's own, so that it keeps its side, labeled or not; and all of it where the
-        # partner is an empty slot of a queue.
-        shares = torch.where(usable[partners], torch.maximum(share, 1.0 - share), 1.0)
-        layer = torch.randint(len(self.layers), (), device=images.device, generator=self.generator)
-        logits = self.mixed_logits(model, images, partners, shares, layer)
-        targets = mix(targets, partners, shares)
+        mix = self.mixing.draw(usable, self.generator)
+        logits, targets = self.mixing.logits(model, images, mix), mix(targets)
         count = len(labels)
         return (
             self.labeled_loss(logits[:count], targets[:count]),
             self.unlabeled_loss(logits[count:], targets[count:], mask),
         )
-
-    def mixed_logits(self, model: TwoStream, images: Tensor, partners: Tensor, shares: Tensor, layer: Tensor) -> Tensor:
-        """Logits of samples that are mixed after the stage `self.layers[layer]`.
-
-        The choice stays on the device: at the other layers a sample's share is 1, which changes nothing.
-        """
-        values = images
-        # What lies between two layers runs in one go.
-        for begin, end in pairwise(sorted({-1, 0, *self.layers, len(model.student)})):
-            if end > 0:
-                values = model.student[begin:end](values)
-            if end in self.layers:
-                values = mix(values, partners, torch.where(layer == self.layers.index(end), shares, 1.0))
-        logits: Tensor = model.head(values)
-        return logits
 
     def labeled_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         if not self.binary:
@@ -120,9 +94,3 @@ class GLM(SelfTraining):
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         return consistency_loss(self.probabilities(logits.float()), targets, mask)
-
-
-def mix(values: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
-    """Each sample of values [B, …] with its partner, shares [B] being what the sample itself keeps."""
-    shares = shares.to(values.dtype).view(-1, *(1,) * (values.ndim - 1))
-    return shares * values + (1.0 - shares) * values[partners]

@@ -1,0 +1,73 @@
+"""Samples mixed with each other at the input or at a hidden layer: part of GLM and of `mixup`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from csda.config import Settings
+from csda.models.two_stream import TwoStream
+
+
+class MixingSettings(Settings):
+    alpha: float = Field(2.0, gt=0, description="α of Beta(α, α), the shares in a mix")
+    layers: list[Annotated[int, Field(ge=0, le=6)]] = Field(
+        [0, 2, 4], min_length=1, description="stages after which to mix, one drawn each step; 0 is the input"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Who is mixed with whom: sample i keeps its share and takes the rest from its partner, after one of the layers."""
+
+    partners: Tensor
+    shares: Tensor
+    layer: Tensor
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Values [B, …], a label like a sample."""
+        return mix(values, self.partners, self.shares)
+
+
+class Mixing:
+    """Draws mixes, and passes samples through the student with them."""
+
+    def __init__(self, settings: MixingSettings) -> None:
+        self.alpha, self.layers = settings.alpha, settings.layers
+
+    def draw(self, usable: Tensor, generator: torch.Generator | None) -> Mix:
+        """One mix for all samples, bool [B]; nobody takes anything from a partner that is not usable."""
+        device = usable.device
+        partners = torch.rand(len(usable), device=device, generator=generator).argsort()
+        # Beta(α, α) is the first of two shares of a symmetric Dirichlet, whose sampler takes a generator.
+        share = torch._sample_dirichlet(torch.full((2,), self.alpha, device=device), generator)[0]
+        # The larger share is the sample's own, so that it keeps its side, labeled or not.
+        shares = torch.where(usable[partners], torch.maximum(share, 1.0 - share), 1.0)
+        return Mix(partners, shares, torch.randint(len(self.layers), (), device=device, generator=generator))
+
+    def logits(self, model: TwoStream, images: Tensor, drawn: Mix) -> Tensor:
+        """Logits of samples that are mixed after the stage `self.layers[drawn.layer]`.
+
+        The choice stays on the device: at the other layers a sample's share is 1, which changes nothing.
+        """
+        values = images
+        # What lies between two layers runs in one go.
+        for begin, end in pairwise(sorted({-1, 0, *self.layers, len(model.student)})):
+            if end > 0:
+                values = model.student[begin:end](values)
+            if end in self.layers:
+                shares = torch.where(drawn.layer == self.layers.index(end), drawn.shares, 1.0)
+                values = mix(values, drawn.partners, shares)
+        logits: Tensor = model.head(values)
+        return logits
+
+
+def mix(values: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
+    """Each sample of values [B, …] with its partner, shares [B] being what the sample itself keeps."""
+    shares = shares.to(values.dtype).view(-1, *(1,) * (values.ndim - 1))
+    return shares * values + (1.0 - shares) * values[partners]

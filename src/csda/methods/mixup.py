@@ -1,0 +1,30 @@
+"""Labels only, mixed (Zhang et al., "mixup", 2018; at hidden layers, Verma et al., "Manifold Mixup", 2019).
+
+What GLM does to labeled images, without an unlabeled one: the control that says how much of GLM is unlabeled data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from csda.data.batches import Batch, ImagePool, LabeledBatch
+from csda.methods.base import Method, StepOutput, Task
+from csda.methods.mixing import Mixing, MixingSettings
+from csda.models.two_stream import TwoStream
+
+
+class Mixup(Method):
+    """Cross-entropy on mixed labeled images."""
+
+    def __init__(self, task: Task, settings: MixingSettings) -> None:
+        super().__init__(task)
+        self.mixing = Mixing(settings)
+
+    def step(
+        self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
+    ) -> StepOutput:
+        images, targets = labeled.weak(), self.as_probabilities(labeled.targets)
+        mix = self.mixing.draw(torch.ones(len(targets), dtype=torch.bool, device=targets.device), self.generator)
+        loss = self.labeled_loss(self.mixing.logits(model, images, mix), mix(targets))
+        return StepOutput(loss, {"labeled_loss": loss.detach()})
