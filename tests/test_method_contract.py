@@ -30,6 +30,7 @@ READINGS: list[dict[str, Any]] = [
     {"labeled_from": "student"},
     {"labeled_from": "start", "share": "batch"},
     {"passes": "two", "teacher_mode": "train", "soft": False},
+    {"mix_labels": True, "labeled_from": "teacher"},
 ]
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in METHODS),

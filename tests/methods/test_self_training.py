@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from csda.errors import ConfigError
 from csda.methods.self_training import Guesses, SelfTraining
+from csda.models.dropout import Dropout
 from csda.models.two_stream import TwoStream
 from csda.replay import repeated_by
 from reference.trainings import Training, make_training
@@ -227,3 +229,37 @@ def test_rebuilding_empties_the_queue_before_it_is_renewed(rebuild: bool, monkey
     monkeypatch.setattr(method, "_refresh_all", lambda *_: held.append(bool(queue.mask.any())))
     method.end_epoch(training.model, training.labeled_set, training.pool)
     assert held == [not rebuild]
+
+
+def test_mixed_labels_are_learned_in_a_pass_of_their_own() -> None:
+    """L_s is that of labeled images mixed with each other, and L_u what a pass without them gives."""
+    training, method = _training(mix_labels=True, labeled_from="teacher")
+    model = training.model
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.eval()
+    images, labels = training.labeled_set(torch.arange(6), "weak"), training.labeled_set.targets[:6]
+    samples, targets = training.pool.batch(torch.arange(5)), torch.rand(5, 4).softmax(-1)
+    mask = torch.tensor([True, True, False, True, True])
+    training.seed(3)
+    supervised, unsupervised = method.learn(model, images, labels, samples, lambda: (targets, mask))
+
+    training.seed(3)
+    drawn = method.mixing.draw(torch.ones(6, dtype=torch.bool), None)
+    mixed = method.mixing.logits(model, images, drawn)
+    one_hot = torch.eye(4)[labels]
+    cross_entropy = torch.zeros(())
+    for row in range(6):
+        share, partner = drawn.shares[row], drawn.partners[row]
+        target = share * one_hot[row] + (1 - share) * one_hot[partner]
+        cross_entropy -= (target * mixed[row].log_softmax(-1)).sum() / 6
+    torch.testing.assert_close(supervised, cross_entropy)
+    logits = model(samples.weak())
+    by_hand = [-(targets[row] * logits[row].log_softmax(-1)).sum() for row in (0, 1, 3, 4)]
+    torch.testing.assert_close(unsupervised, torch.stack(by_hand).mean())
+
+
+def test_mixed_labels_need_somebody_who_looks_at_whole_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no labeled image to make λ\^x from; choose labeled_from = 'teacher'"):
+        make_training("csda", mix_labels=True, labeled_from="student")
+    make_training("self-train", mix_labels=True, labeled_from="student")

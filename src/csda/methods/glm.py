@@ -23,12 +23,11 @@ from torch.nn import functional as F
 from csda.data.batches import Batch
 from csda.losses import consistency_loss
 from csda.methods.base import Task
-from csda.methods.mixing import Mixing, MixingSettings
 from csda.methods.self_training import Guesses, SelfTraining, SelfTrainingSettings
 from csda.models.two_stream import TwoStream
 
 
-class GLMSettings(MixingSettings, SelfTrainingSettings):
+class GLMSettings(SelfTrainingSettings):
     sharpen: float = Field(
         1.0, gt=0, le=1, description="T of guesses p^(1/T) / Σ p^(1/T), where classes exclude others"
     )
@@ -37,6 +36,7 @@ class GLMSettings(MixingSettings, SelfTrainingSettings):
     )
     binary: bool = Field(False, description="cross-entropy of each class against the others, where they exclude others")
     labeled_from: Literal["teacher"] = Field("teacher", description="whose predictions make λ^x")
+    mix_labels: Literal[True] = Field(True, description="all samples are mixed, labeled ones with any")
 
 
 class GLM(SelfTraining):
@@ -44,7 +44,6 @@ class GLM(SelfTraining):
 
     def __init__(self, task: Task, settings: GLMSettings) -> None:
         super().__init__(task, settings)
-        self.mixing = Mixing(settings)
         self.sharpen = 1.0 if task.multi_label else settings.sharpen
         self.binary = settings.binary and not task.multi_label
         self.guesses_in_training = settings.guess_mode == "train" and settings.teacher == "none"

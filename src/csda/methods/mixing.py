@@ -1,4 +1,4 @@
-"""Samples mixed with each other at the input or at a hidden layer: part of GLM and of `mixup`."""
+"""Samples mixed with each other at the input or at a hidden layer: part of GLM, of `mixup`, and of others on demand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from csda.config import Settings
+from csda.methods.base import Method
 from csda.models.two_stream import TwoStream
 
 
@@ -49,6 +50,11 @@ class Mixing:
         # The larger share is the sample's own, so that it keeps its side, labeled or not.
         shares = torch.where(usable[partners], torch.maximum(share, 1.0 - share), 1.0)
         return Mix(partners, shares, torch.randint(len(self.layers), (), device=device, generator=generator))
+
+    def labeled_loss(self, method: Method, model: TwoStream, images: Tensor, labels: Tensor) -> Tensor:
+        """L_s of labeled images that are mixed with each other, labels and all."""
+        drawn = self.draw(torch.ones(len(labels), dtype=torch.bool, device=labels.device), method.generator)
+        return method.labeled_loss(self.logits(model, images, drawn), drawn(method.as_probabilities(labels)))
 
     def logits(self, model: TwoStream, images: Tensor, drawn: Mix) -> Tensor:
         """Logits of samples that are mixed after the stage `self.layers[drawn.layer]`.

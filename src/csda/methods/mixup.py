@@ -5,7 +5,6 @@ What GLM does to labeled images, without an unlabeled one: the control that says
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from csda.data.batches import Batch, ImagePool, LabeledBatch
@@ -24,7 +23,5 @@ class Mixup(Method):
     def step(
         self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
     ) -> StepOutput:
-        images, targets = labeled.weak(), self.as_probabilities(labeled.targets)
-        mix = self.mixing.draw(torch.ones(len(targets), dtype=torch.bool, device=targets.device), self.generator)
-        loss = self.labeled_loss(self.mixing.logits(model, images, mix), mix(targets))
+        loss = self.mixing.labeled_loss(self, model, labeled.weak(), labeled.targets)
         return StepOutput(loss, {"labeled_loss": loss.detach()})

@@ -19,8 +19,10 @@ from pydantic import Field
 from torch import Tensor
 
 from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet, View
+from csda.errors import ConfigError
 from csda.losses import total_loss
 from csda.methods.base import Method, StepOutput, Task
+from csda.methods.mixing import Mixing, MixingSettings
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.models.two_stream import TwoStream
 from csda.replay import repeat
@@ -30,7 +32,7 @@ Guesses = Callable[[], tuple[Tensor, Tensor]]
 """Gives targets [B, n] and a mask [B] of the samples to train on. Called late, it need not wait for the teacher."""
 
 
-class SelfTrainingSettings(RefinementSettings):
+class SelfTrainingSettings(MixingSettings, RefinementSettings):
     """Settings of teacher and schedule, beside those of alignment and queue."""
 
     weight: float = Field(1.0, ge=0, description="final η of Eq. 18")
@@ -48,6 +50,9 @@ class SelfTrainingSettings(RefinementSettings):
         "teacher", description="whose predictions make λ^x; start: those after the first epoch alone"
     )
     passes: Literal["one", "two"] = Field("one", description="of labeled and queued images through the student")
+    mix_labels: bool = Field(
+        False, description="learn from labeled images mixed with each other, in a pass of their own"
+    )
 
 
 class SelfTraining(Method):
@@ -61,6 +66,12 @@ class SelfTraining(Method):
         self.settings = settings
         self.refinement = Refinement(task, settings)
         self.teacher_trains = settings.teacher_mode == "train"
+        self.mixing = Mixing(settings)
+        if settings.mix_labels and settings.labeled_from == "student" and self.refinement.observes:
+            raise ConfigError(
+                "mix_labels = true leaves the student no labeled image to make λ^x from; "
+                "choose labeled_from = 'teacher' or 'start'"
+            )
 
     def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         if self.settings.teacher_start == "copy":
@@ -164,6 +175,11 @@ class SelfTraining(Method):
         self, model: TwoStream, labeled_images: Tensor, labels: Tensor, samples: Batch, guesses: Guesses
     ) -> tuple[Tensor, Tensor]:
         """L_s and L_u of Eq. (18)."""
+        if self.settings.mix_labels:
+            supervised = self.mixing.labeled_loss(self, model, labeled_images, labels)
+            logits = model(samples.view(self.trained_view))
+            targets, mask = guesses()
+            return supervised, self.unlabeled_loss(logits, targets, mask)
         images = samples.view(self.trained_view)
         forward = model.forward_apart if self.settings.passes == "two" else model
         labeled_logits, logits = forward(labeled_images, images).split((len(labeled_images), len(images)))
