@@ -8,7 +8,7 @@ Departures: losses are means, as in all methods here, where the published code s
 image is trained on, not the two that were guessed from; all samples go through BatchNorm together. Four more have
 a setting each that undoes them: cross-entropy is that of the task, guesses are made in evaluation mode, they are
 not sharpened, as the published code does where classes exclude each other, and their weight grows to 10, not 75,
-under which the labels are never learned (docs/decisions/0015-the-weight-of-glm.md).
+under which the loss on labels only grows (docs/decisions/0015-the-weight-of-glm.md).
 """
 
 from __future__ import annotations
