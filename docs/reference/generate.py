@@ -175,8 +175,8 @@ def _kinds(annotation: Any) -> list[str]:
     if annotation is type(None) or annotation is Ellipsis:
         return []
     if get_origin(annotation) is Literal:
-        return [f"`{choice}`" for choice in get_args(annotation)]
-    if get_origin(annotation) is tuple:
+        return [f"`{_value(choice)}`" for choice in get_args(annotation)]
+    if get_origin(annotation) in (tuple, list):
         return ["list of numbers"]
     if get_origin(annotation) is not None or get_args(annotation):
         return [kind for part in get_args(annotation) for kind in _kinds(part)]

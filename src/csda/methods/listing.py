@@ -76,7 +76,7 @@ def _kind(annotation: Any) -> str:
     if annotation is type(None) or annotation is Ellipsis:
         return ""
     if get_origin(annotation) is Literal:
-        return " | ".join(str(choice) for choice in get_args(annotation))
+        return " | ".join(_value(choice) for choice in get_args(annotation))
     if parts := get_args(annotation):
         joined = " | ".join(filter(None, map(_kind, parts)))
         return f"[{joined}, …]" if get_origin(annotation) in (tuple, list) else joined
