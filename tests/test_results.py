@@ -5,6 +5,7 @@ and how a line becomes a row:
 
     <!-- results/table1.csv [labels=800, method=baseline|csda]: {method} | {auc_mean:.4f} ± {auc_std:.4f} -->
 
+`results/table1_runs.csv by method, labels` takes the mean of the lines that have these in common.
 `{100*auc_gap:+.1f}` gives points. A cell that ends in … may go on with any words. A table with measured figures from
 elsewhere says so:
 
@@ -36,9 +37,11 @@ from csda.report.summary import COLUMNS
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
-STORIES = [ROOT / "docs" / name for name in ("results.md", "other-results.md")]
+STORIES = [ROOT / "docs" / name for name in ("results.md", "results-in-detail.md", "other-results.md")]
 
-SOURCE = re.compile(r"<!-- results/(?P<file>\S+\.csv)(?: \[(?P<filter>[^\]]*)\])?: (?P<row>.+) -->")
+SOURCE = re.compile(
+    r"<!-- results/(?P<file>\S+\.csv)(?: by (?P<by>[\w, ]+))?(?: \[(?P<filter>[^\]]*)\])?: (?P<row>.+) -->"
+)
 ELSEWHERE = re.compile(r"<!-- not in results/: .+ -->")
 FIELD = re.compile(r"\{(?P<points>100\*)?(?P<column>\w+)(?::(?P<format>[^}]*))?\}")
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
@@ -51,6 +54,24 @@ BENCHMARK = re.compile(
 def _read(name: str) -> list[dict[str, str]]:
     with (RESULTS / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def _lines(source: re.Match[str]) -> list[dict[str, str]]:
+    """The lines of a file that a comment asks for, or the means of those that it wants together."""
+    wanted = [part.split("=", 1) for part in (source["filter"] or "").split(", ") if part]
+    lines = [line for line in _read(source["file"]) if all(line[key] in values.split("|") for key, values in wanted)]
+    if not source["by"]:
+        return lines
+    keys = source["by"].split(", ")
+    together: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for line in lines:
+        together.setdefault(tuple(line[key] for key in keys), []).append(line)
+    figures = {field["column"] for field in FIELD.finditer(source["row"])} - set(keys)
+    return [
+        dict(zip(keys, place, strict=True))
+        | {name: str(mean(float(line[name]) for line in own)) if own[0][name] else "" for name in figures}
+        for place, own in together.items()
+    ]
 
 
 def _cells(row: str) -> list[str]:
@@ -79,11 +100,7 @@ def _problems(text: str, *, every: bool) -> list[str]:
             if (every or FIGURE.search(plain)) and not ELSEWHERE.fullmatch(above):
                 problems.append(f"{head}: no source")
             continue
-        wanted = [part.split("=", 1) for part in (source["filter"] or "").split(", ") if part]
-        lines = [
-            line for line in _read(source["file"]) if all(line[key] in values.split("|") for key, values in wanted)
-        ]
-        rows = [_render(source["row"], line) for line in lines]
+        rows = [_render(source["row"], line) for line in _lines(source)]
         if len(rows) != len(body) or not rows:
             problems.append(f"{head}: {len(body)} rows, and {source['file']} has {len(rows)}")
             continue

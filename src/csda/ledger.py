@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -101,7 +102,7 @@ def read_line(run: Run) -> dict[str, Any]:
     figures |= {f"val_{name}": chosen[f"val_{name}"] for name in ("auc", "mca")}
     figures |= {f"val_{name}_last20": average(last, f"val_{name}") for name in ("auc", "mca")}
     figures |= {name: last[-1].get(name) for name in ("pseudo_accuracy", "pseudo_mca", "flip_rate")}
-    figures |= _unseen(run)
+    figures |= _unseen(run) | {"mca_leak": _leak(run)}
     for prefix, values in (
         ("recall", metrics.recall(probs, labels)),
         ("class_auc", metrics.per_class_auc(probs, labels)),
@@ -185,3 +186,26 @@ def _unseen(run: Run) -> dict[str, float | None]:
     unseen = np.array([name not in crossing for name in ids])
     probs, labels = (values[unseen] for values in run.predictions.part("test"))
     return {"auc_unseen": metrics.auc(probs, labels), "mca_unseen": metrics.mca(probs, labels)}
+
+
+def _leak(run: Run) -> float | None:
+    """What the MCA owes to test images whose group has a labeled image; None where no group has, or it cannot be told.
+
+    mean_i share_i · (recall_i of these − recall_i of others): others are of groups with several images where class i
+    has such, since an object that was taken more than once may be a harder one.
+    """
+    probs, labels = run.predictions.part("test")
+    groups = {row.id: row.group for row in run.split}
+    own = [groups[name] for name in np.array(run.predictions.ids)[run.predictions.splits == "test"]]
+    labeled = {row.group for row in run.split if row.split == "labeled"} - {""}
+    sizes = Counter(groups.values())
+    known = np.array([group in labeled for group in own])
+    several = np.array([group != "" and sizes[group] > 1 for group in own]) & ~known
+    if labels.ndim > 1 or not known.any():
+        return None
+    known_recall, several_recall, other_recall = (metrics.recall(probs[x], labels[x]) for x in (known, several, ~known))
+    images, present = np.bincount(labels, minlength=len(run.classes)), np.unique(labels)
+    share = np.bincount(labels[known], minlength=len(run.classes))[present] / images[present]
+    gain = (known_recall - np.where(np.isnan(several_recall), other_recall, several_recall))[present]
+    leak = float(np.where(share > 0, share * gain, 0.0).mean())
+    return None if np.isnan(leak) else leak

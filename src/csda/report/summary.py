@@ -149,8 +149,15 @@ def format_page(
     if missing:
         lines += [f"**Incomplete: {_count(len(missing), 'run')} of this grid are missing**, listed at the end.", ""]
     seen = any(run.get("auc_unseen") is not None for run in results)
+    if seen:
+        lines += [
+            "*Unseen groups*: AUC / MCA on the test images whose group (a lesion, a patient) is in no training part. "
+            "*Leaked MCA*: what a group's labeled images add to the MCA, by comparison, class by class, with test "
+            "images of groups that have several and none of them labeled.",
+            "",
+        ]
     titles = ["method", "labels", "split", "seeds", "AUC", "MCA", "ΔAUC", "ΔMCA", "last 20 epochs", "MCA ÷ prior"]
-    titles += ["validation, last 20", *(["unseen groups"] if seen else [])]
+    titles += ["validation, last 20", *(["unseen groups", "leaked MCA"] if seen else [])]
     titles += ["paper", "paper ΔAUC / ΔMCA"] if any(line["paper_auc"] is not None for line in summary) else []
     lines += _table_head(titles)
     first = {(line["labels"], line["split"]): line for line in summary if line["method"] == reference}
@@ -172,6 +179,7 @@ def format_page(
         ]
         if seen:
             cells.append(f"{format_number(average(runs, 'auc_unseen'))} / {format_number(average(runs, 'mca_unseen'))}")
+            cells.append(format_number(average(runs, "mca_leak")))
         lines.append(_table_row([*cells, *_paper(line, first.get(place))][: len(titles)]))
     lines += ["", *_format_against(gaps, "csda", reference), *_format_budgets(experiment, summary, against)]
     lines += [*_format_findings(experiment, results), *_format_missing(missing)]
