@@ -434,8 +434,14 @@ def test_several_labels_an_image(tmp_path: Path) -> None:
     assert labels.shape == probs.shape
     assert run.result["auc"] == pytest.approx(metrics.auc(probs, labels), abs=1e-6)
     assert run.result["mca"] == pytest.approx(metrics.mca(probs, labels), abs=1e-6)
-    with pytest.raises(ConfigError, match="prior_correction = 'labeled'"):
-        train_tiny(images, tmp_path / "other", prior_correction="labeled")
+    corrected = train_tiny(images, tmp_path / "corrected", epochs=2, prior_correction="labeled")
+    share = np.asarray(run.labels_of("labeled")).mean(axis=0)
+    odds = run.predictions.probs / (1 - run.predictions.probs) / (share / (1 - share))
+    np.testing.assert_allclose(corrected.predictions.probs, odds / (1 + odds), rtol=1e-4)
+    assert corrected.result["mca"] == run.result["mca_prior"]
+    first = next(path for path in sorted(images.rglob("*.png")))
+    plain, divided = (csda.load(each.folder).predict([first])[0] for each in (run, corrected))
+    np.testing.assert_allclose(divided / (1 - divided), plain / (1 - plain) / (share / (1 - share)), rtol=1e-4)
 
 
 def test_figures_of_an_epoch_are_written_and_reported_alike(tiny_images: Path, tmp_path: Path) -> None:

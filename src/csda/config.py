@@ -72,7 +72,7 @@ class RunConfig(Settings):
     flip: bool = Field(False, description="mirror images at random, for pictures without an up and a left")
 
     prior_correction: Literal["none", "labeled"] = Field(
-        "none", description="divide the softmax by the labeled class frequencies when scoring"
+        "none", description="divide the labeled class frequencies out of the probabilities when scoring"
     )
 
     device: str = Field("auto", description="auto, cpu or cuda")

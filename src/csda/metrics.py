@@ -93,10 +93,24 @@ def confusion(labels: Array, predicted: Array, n: int) -> npt.NDArray[np.int64]:
     return np.bincount(labels * n + predicted, minlength=n * n).reshape(n, n).astype(np.int64)
 
 
-def prior_corrected(probs: Array, class_frequencies: Array) -> Floats:
-    """Softmax divided by the labeled class frequencies and normalised again: what a balanced prior would predict."""
-    odds = np.asarray(probs, dtype=np.float64) / class_frequencies
-    return np.asarray(odds / odds.sum(axis=-1, keepdims=True), dtype=np.float64)
+def class_frequencies(counts: Array, images: int | None = None) -> Floats:
+    """Share of each class in the labels [n]; with `images`, of a multi-label set, the share of these that have a label.
+
+    A label that no image has, or every one, gets one half there, by which nothing is corrected.
+    """
+    shares = np.asarray(counts, dtype=np.float64) / (np.sum(counts) if images is None else images)
+    return shares if images is None else np.where((shares > 0) & (shares < 1), shares, 0.5)
+
+
+def prior_corrected(probs: Array, frequencies: Array, *, multi_label: bool = False) -> Floats:
+    """What a balanced prior would predict: the softmax divided by the labeled class frequencies, normalised again.
+
+    In a multi-label set each label is a problem of two classes, present and absent, and both are divided.
+    """
+    present = np.asarray(probs, dtype=np.float64) / frequencies
+    absent = (1 - np.asarray(probs, dtype=np.float64)) / (1 - np.asarray(frequencies)) if multi_label else None
+    total = present.sum(axis=-1, keepdims=True) if absent is None else present + absent
+    return np.asarray(present / total, dtype=np.float64)
 
 
 def bootstrap_interval(

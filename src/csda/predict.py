@@ -76,7 +76,8 @@ class Predictor:
         pool = ImagePool(torch.from_numpy(pixels).to(device), Augmentation(), torch.Generator(device))
         probs = predict_pool(self._model, pool, batch_size, multi_label=self.multi_label)
         if self._frequencies is not None:
-            probs = metrics.prior_corrected(probs, np.array(self._frequencies)).astype(np.float32)
+            frequencies = np.array(self._frequencies)
+            probs = metrics.prior_corrected(probs, frequencies, multi_label=self.multi_label).astype(np.float32)
         return probs
 
 

@@ -34,7 +34,7 @@ from csda.data.sampling import bilateral_draws, shuffled_passes
 from csda.data.splits import label_text, list_split, move_to_labeled, read_split, read_truth
 from csda.data.store import open_pixels
 from csda.engine import Engine, choose_device, make_optimizer, name_device, restore_optimizer, set_learning_rate
-from csda.errors import ConfigError, DataError
+from csda.errors import DataError
 from csda.evaluate import Floats, Ints, guess_pool, judge_pseudo_labels, predict_pool, score
 from csda.losses import ramp
 from csda.methods import METHODS, build_method
@@ -142,10 +142,6 @@ class Session:
             raise DataError(
                 f"{dataset.name}: the validation images are all of one class, so no AUC can tell the best epoch; "
                 "give a split that has others there, too"
-            )
-        if config.prior_correction == "labeled" and self.task.multi_label:
-            raise ConfigError(
-                "prior_correction = 'labeled' divides a softmax, and a multi-label set has none; leave it at 'none'"
             )
         if METHODS[config.method].uses_unlabeled and not split.unlabeled:
             raise DataError(
@@ -356,26 +352,27 @@ class Session:
             **{f"{name}_last20": _mean([row.get(f"test_{name}") for row in last]) for name in ("auc", "mca")},
             "seconds": sum(row["seconds"] for row in rows),
         }
-        if not self.task.multi_label:
-            corrected = metrics.prior_corrected(arrays["test_probs"], self._frequencies())
-            result["auc_prior"] = metrics.auc(corrected, self.test_labels)
-            result["mca_prior"] = metrics.mca(corrected, self.test_labels)
+        corrected = self._corrected(arrays["test_probs"])
+        result["auc_prior"] = metrics.auc(corrected, self.test_labels)
+        result["mca_prior"] = metrics.mca(corrected, self.test_labels)
         return predictions, pseudo_labels, result
 
     def _predict(self, pool: ImagePool) -> Floats:
         probs = predict_pool(self.model, pool, self.config.eval_batch_size, multi_label=self.task.multi_label)
         if self.config.prior_correction == "labeled":
-            probs = metrics.prior_corrected(probs, self._frequencies()).astype(np.float32)
+            probs = self._corrected(probs).astype(np.float32)
         return probs
+
+    def _corrected(self, probs: Floats) -> metrics.Floats:
+        return metrics.prior_corrected(probs, self._frequencies(), multi_label=self.task.multi_label)
 
     def _choice(self, probs: Floats) -> str:
         label = tuple(np.flatnonzero(probs >= 0.5).tolist()) if self.task.multi_label else int(probs.argmax())
         return label_text(label, self.data.dataset.classes)
 
     def _frequencies(self) -> Floats:
-        counts = np.array(self.task.class_counts, dtype=np.float32)
-        frequencies: Floats = counts / counts.sum()
-        return frequencies
+        images = self.task.num_labeled if self.task.multi_label else None
+        return metrics.class_frequencies(np.array(self.task.class_counts), images).astype(np.float32)
 
     def _environment(self) -> dict[str, Any]:
         dataset = self.data.dataset

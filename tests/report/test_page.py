@@ -161,7 +161,7 @@ def test_multi_label_run(make_multi_label_run: Callable[[], Path], tmp_path: Pat
     folder = make_multi_label_run()
     page = Page(write_report(folder))
     assert "Confusion" not in page.text
-    assert "prior-corrected" not in page.text
+    assert "prior-corrected" in page.text
     assert "Each label counts as two classes" in page.text
     assert str(tables.score(Run(folder)).auc) in page.text
     write_comparison([folder, folder], tmp_path / "comparison.html")

@@ -59,8 +59,8 @@ class Estimate:
 class Scores:
     """How one run, or the difference of two, stands on the test images; the last three hold one entry a class.
 
-    `prior_mca` is the control: MCA once the softmax is divided by the labeled class frequencies. It is None in
-    multi-label sets, which have no softmax, and where the run itself divided already.
+    `prior_mca` is the control: MCA once the labeled class frequencies are divided out of the probabilities. It is None
+    where the run itself did that.
     """
 
     auc: Estimate
@@ -252,9 +252,10 @@ def _test_images(run: Run) -> _Images:
     ids = np.asarray(predictions.ids)[chosen]
     chosen = chosen[np.argsort(ids)]
     probs, corrected = predictions.probs[chosen], None
-    if not run.multi_label and run.config["prior_correction"] == "none":
+    if run.config["prior_correction"] == "none":
         labeled = np.array([count.labeled for count in count_classes(run)])
-        corrected = metrics.prior_corrected(probs, labeled / labeled.sum())
+        frequencies = metrics.class_frequencies(labeled, count_images(run)["labeled"] if run.multi_label else None)
+        corrected = metrics.prior_corrected(probs, frequencies, multi_label=run.multi_label)
     return _Images(np.sort(ids), predictions.labels[chosen], probs, corrected)
 
 
