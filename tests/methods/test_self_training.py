@@ -15,6 +15,7 @@ from csda.methods.self_training import Guesses, SelfTraining
 from csda.models.dropout import Dropout
 from csda.models.two_stream import TwoStream
 from csda.replay import repeated_by
+from csda.training import configure
 from reference.trainings import Training, make_training
 
 
@@ -261,5 +262,5 @@ def test_mixed_labels_are_learned_in_a_pass_of_their_own() -> None:
 
 def test_mixed_labels_need_somebody_who_looks_at_whole_ones() -> None:
     with pytest.raises(ConfigError, match=r"no labeled image to make λ\^x from; choose labeled_from = 'teacher'"):
-        make_training("csda", mix_labels=True, labeled_from="student")
+        configure({"method": "csda", "preset": "default", "mix_labels": True})
     make_training("self-train", mix_labels=True, labeled_from="student")

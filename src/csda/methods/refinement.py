@@ -43,6 +43,11 @@ class RefinementSettings(Settings):
     evict: Literal["oldest", "least_confident"] = Field("oldest", description="who leaves a full class")  # 11
     repeats: Literal["refresh", "keep"] = Field("refresh", description="a sample admitted again")  # 12
 
+    @property
+    def observes(self) -> bool:
+        """Whether marginals are learned: not where nothing is aligned or queued by them."""
+        return self.align != "none" or self.queue != "none"
+
 
 class Refinement(nn.Module):
     """Marginals and queue of one training, and the way of a guess through them."""
@@ -137,14 +142,9 @@ class Refinement(nn.Module):
         if self.queue is not None and self.queue.images is not None:
             self.queue.images.copy_(pool.batch(self.queue.indices).pixels)
 
-    @property
-    def observes(self) -> bool:
-        """Whether marginals are learned: not where nothing is aligned or queued by them."""
-        return self.settings.align != "none" or self.queue is not None
-
     def history(self) -> dict[str, Tensor]:
         """State of this epoch, by the names of `history.npz`."""
-        if not self.observes:
+        if not self.settings.observes:
             return {}
         marginals = self.marginals
         state = {"labeled_marginals": marginals.labeled, "unlabeled_marginals": marginals.unlabeled}
@@ -155,7 +155,7 @@ class Refinement(nn.Module):
         return state
 
     def _kept(self) -> list[ClassMarginals | AgnosticMarginals]:
-        if not self.observes:
+        if not self.settings.observes:
             return []
         return [self.marginals] if self.agnostic is None else [self.marginals, self.agnostic]
 

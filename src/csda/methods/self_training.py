@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import cycle
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet, View
@@ -54,6 +54,15 @@ class SelfTrainingSettings(MixingSettings, RefinementSettings):
         False, description="learn from labeled images mixed with each other, in a pass of their own"
     )
 
+    @model_validator(mode="after")
+    def _has_labeled_images(self) -> Self:
+        if self.mix_labels and self.labeled_from == "student" and self.observes:
+            raise ConfigError(
+                "mix_labels = true leaves the student no labeled image to make λ^x from; "
+                "choose labeled_from = 'teacher' or 'start'"
+            )
+        return self
+
 
 class SelfTraining(Method):
     """Pseudo-labels from a teacher θ_e¹ (or the student itself), refined, for a student θ_e²."""
@@ -67,11 +76,6 @@ class SelfTraining(Method):
         self.refinement = Refinement(task, settings)
         self.teacher_trains = settings.teacher_mode == "train"
         self.mixing = Mixing(settings)
-        if settings.mix_labels and settings.labeled_from == "student" and self.refinement.observes:
-            raise ConfigError(
-                "mix_labels = true leaves the student no labeled image to make λ^x from; "
-                "choose labeled_from = 'teacher' or 'start'"
-            )
 
     def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         if self.settings.teacher_start == "copy":
@@ -164,7 +168,7 @@ class SelfTraining(Method):
     def looked_at(self, labeled_images: Tensor) -> Tensor:
         """Labeled images that are guessed, too: none if the student's own pass tells, or the first epoch did, or nobody
         asks."""
-        asked = self.settings.labeled_from == "teacher" and self.refinement.observes
+        asked = self.settings.labeled_from == "teacher" and self.settings.observes
         return labeled_images if asked else labeled_images[:0]
 
     def admit(self, aligned: Tensor, mask: Tensor, progress: Tensor) -> Tensor:
@@ -185,7 +189,7 @@ class SelfTraining(Method):
         labeled_logits, logits = forward(labeled_images, images).split((len(labeled_images), len(images)))
         supervised = self.labeled_loss(labeled_logits, labels)
         targets, mask = guesses()
-        if self.settings.labeled_from == "student" and self.refinement.observes:
+        if self.settings.labeled_from == "student" and self.settings.observes:
             labeled_probs = self.probabilities(labeled_logits.detach().float())
             with beside(labels.device, labeled_probs, labels):
                 self.refinement.observe_labeled(labeled_probs, labels)
