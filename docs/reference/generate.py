@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import typer.main
 
 from csda.cli import app
 from csda.config import PRESETS, RunConfig, Settings
 from csda.methods import METHODS
+from csda.methods.listing import KINDS, format_value, list_kinds
 
 NOTE = "<!-- Written by docs/reference/generate.py. Change the code, then run it. -->"
 
@@ -156,7 +157,7 @@ def _settings(settings: type[Settings]) -> list[str]:
     for key in _own(settings):
         field = settings.model_fields[key]
         if key != "method_settings":
-            default = "–" if field.default is None else f"`{_value(field.default)}`"
+            default = "–" if field.default is None else f"`{format_value(field.default)}`"
             rows.append((f"`{key}`", default, _values(field), (field.description or "").replace("|", "\\|")))
     return _table(("setting", "default", "values", "meaning"), rows)
 
@@ -167,32 +168,13 @@ def _values(field: Any) -> str:
     for each in field.metadata:
         for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
             if hasattr(each, name):
-                limits.append(f"{sign} {_value(getattr(each, name))}")
-    return ", ".join([" or ".join(_kinds(field.annotation)), *limits])
-
-
-def _kinds(annotation: Any) -> list[str]:
-    if annotation is type(None) or annotation is Ellipsis:
-        return []
-    if get_origin(annotation) is Literal:
-        return [f"`{_value(choice)}`" for choice in get_args(annotation)]
-    if get_origin(annotation) in (tuple, list):
-        return ["list of numbers"]
-    if get_origin(annotation) is not None or get_args(annotation):
-        return [kind for part in get_args(annotation) for kind in _kinds(part)]
-    return [{int: "integer", float: "number", str: "text", bool: "`true` or `false`"}.get(annotation, str(annotation))]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(_value(each) for each in value)}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+                limits.append(f"{sign} {format_value(getattr(each, name))}")
+    kinds = [kind if kind.strip("[], …") in KINDS.values() else f"`{kind}`" for kind in list_kinds(field.annotation)]
+    return ", ".join([" or ".join(kinds), *limits])
 
 
 def _assignments(settings: Iterable[tuple[str, Any]]) -> str:
-    return ", ".join(f"`{key} = {_value(value)}`" for key, value in settings)
+    return ", ".join(f"`{key} = {format_value(value)}`" for key, value in settings)
 
 
 def _flat(preset: dict[str, Any]) -> list[tuple[str, Any]]:

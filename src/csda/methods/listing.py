@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -36,8 +36,8 @@ def settings_table(name: str) -> Table:
     fixed = {"method": name, **entry.defaults}
     for section in (own, shared, every):
         for key, field in section.items():
-            default = Text(_value(fixed.get(key, field.default)), "bold" if key in fixed else "")
-            table.add_row(key, default, Text(_kind(field.annotation)), Text(field.description or ""))
+            default = Text(format_value(fixed.get(key, field.default)), "bold" if key in fixed else "")
+            table.add_row(key, default, Text(" | ".join(list_kinds(field.annotation))), Text(field.description or ""))
         table.add_section()
     table.caption = "Any of them with --set setting=value. Bold is what the name stands for; presets change others."
     return table
@@ -58,27 +58,33 @@ def _needs(entry: Entry) -> str:
     return "unlabeled images" if entry.multi_label else "unlabeled, one class"
 
 
-def _value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as `--set` takes it."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.3g}"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(_value(item) for item in value)}]"
-    return str(value)
+        return f"[{', '.join(format_value(item) for item in value)}]"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _kind(annotation: Any) -> str:
-    """What values a setting takes: its choices, or the kind of them."""
+KINDS = {str: "text", int: "whole number", float: "number"}
+"""What a setting takes that has no list of choices."""
+
+
+def list_kinds(annotation: Any) -> list[str]:
+    """What values a setting takes: its choices, or the kinds of them."""
     if annotation is type(None) or annotation is Ellipsis:
-        return ""
+        return []
+    if annotation is bool:
+        return ["true", "false"]
     if get_origin(annotation) is Literal:
-        return " | ".join(_value(choice) for choice in get_args(annotation))
+        return [format_value(choice) for choice in get_args(annotation)]
+    if get_origin(annotation) is Annotated:
+        return list_kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (tuple, list):
+        return [f"[{list_kinds(get_args(annotation)[0])[0]}, …]"]
     if parts := get_args(annotation):
-        joined = " | ".join(filter(None, map(_kind, parts)))
-        return f"[{joined}, …]" if get_origin(annotation) in (tuple, list) else joined
-    names = {str: "text", bool: "true | false", int: "whole number", float: "number"}
-    return names.get(annotation, "")
+        return [kind for part in parts for kind in list_kinds(part)]
+    return [KINDS[annotation]]
