@@ -58,7 +58,7 @@ def _read(name: str) -> list[dict[str, str]]:
 
 def _lines(source: re.Match[str]) -> list[dict[str, str]]:
     """The lines of a file that a comment asks for, or the means of those that it wants together."""
-    wanted = [part.split("=", 1) for part in (source["filter"] or "").split(", ") if part]
+    wanted = [part.split("=", 1) for part in re.split(r", (?=\w+=)", source["filter"] or "") if part]
     lines = [line for line in _read(source["file"]) if all(line[key] in values.split("|") for key, values in wanted)]
     if not source["by"]:
         return lines

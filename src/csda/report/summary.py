@@ -140,7 +140,8 @@ def format_page(
         "",
         *([experiment.note.strip(), ""] if experiment.note else []),
         f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, at commit "
-        f"{', '.join(about['commit'])}, on {'; '.join(about['machine'])}, torch {', '.join(about['torch'])}. Test "
+        f"{', '.join(commit[:7] for commit in about['commit'])}, on {'; '.join(about['machine'])}, torch "
+        f"{', '.join(about['torch'])}. Test "
         f"figures at the epoch of best validation AUC, mean ± standard deviation over seeds; differences to "
         f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside that "
         f"of {ENOUGH} seeds or more.",
