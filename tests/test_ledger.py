@@ -79,6 +79,9 @@ def test_what_labeled_groups_add_is_counted_image_by_image(tiny_run: Run, tmp_pa
     assert ledger._leak(run) is None
     unlabeled_alone = {name: group for name, group in groups.items() if group != "known"}
     assert ledger._leak(_regroup(run, tmp_path / "met", unlabeled_alone)) is None
+    without_test = _regroup(run, tmp_path / "empty", groups)
+    _rewrite(tmp_path / "empty" / "predictions.csv", lambda row: [row[0], "val", *row[2:]])
+    assert ledger._leak(without_test) is None
     everything = dict.fromkeys([*ids["labeled"], *ids["test"]], "known")
     assert ledger._leak(_regroup(run, tmp_path / "all", everything)) is None
 

@@ -199,8 +199,8 @@ def _leak(run: Run) -> float | None:
     own = [groups[name] for name in np.array(run.predictions.ids)[run.predictions.splits == "test"]]
     labeled = {row.group for row in run.split if row.split == "labeled"} - {""}
     sizes = Counter(groups.values())
-    known = np.array([group in labeled for group in own])
-    several = np.array([group != "" and sizes[group] > 1 for group in own]) & ~known
+    known = np.array([group in labeled for group in own], dtype=bool)
+    several = np.array([group != "" and sizes[group] > 1 for group in own], dtype=bool) & ~known
     if labels.ndim > 1 or not known.any():
         return None
     known_recall, several_recall, other_recall = (metrics.recall(probs[x], labels[x]) for x in (known, several, ~known))
