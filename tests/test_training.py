@@ -245,6 +245,7 @@ def test_prior_correction_divides_by_the_labeled_frequencies(tiny_images: Path, 
     np.testing.assert_allclose(corrected.predictions.probs, expected, rtol=1e-5)
     assert not np.allclose(corrected.predictions.probs, plain.predictions.probs, atol=1e-3)
     assert corrected.result["mca"] == plain.result["mca_prior"]
+    assert corrected.result["mca_prior"] == corrected.result["mca"], "divided once, not twice"
     with corrected.folder.joinpath("predictions.csv").open(newline="") as file:
         chosen = [row[3] for row in csv.reader(file)][1:]
     assert chosen == [plain.classes[k] for k in expected.argmax(axis=1)]

@@ -107,9 +107,9 @@ def prior_corrected(probs: Array, frequencies: Array, *, multi_label: bool = Fal
 
     In a multi-label set each label is a problem of two classes, present and absent, and both are divided.
     """
-    present = np.asarray(probs, dtype=np.float64) / frequencies
-    absent = (1 - np.asarray(probs, dtype=np.float64)) / (1 - np.asarray(frequencies)) if multi_label else None
-    total = present.sum(axis=-1, keepdims=True) if absent is None else present + absent
+    probs = np.asarray(probs, dtype=np.float64)
+    present = probs / frequencies
+    total = present + (1 - probs) / (1 - frequencies) if multi_label else present.sum(axis=-1, keepdims=True)
     return np.asarray(present / total, dtype=np.float64)
 
 

@@ -352,7 +352,8 @@ class Session:
             **{f"{name}_last20": _mean([row.get(f"test_{name}") for row in last]) for name in ("auc", "mca")},
             "seconds": sum(row["seconds"] for row in rows),
         }
-        corrected = self._corrected(arrays["test_probs"])
+        divided = self.config.prior_correction == "labeled"
+        corrected = arrays["test_probs"] if divided else self._corrected(arrays["test_probs"])
         result["auc_prior"] = metrics.auc(corrected, self.test_labels)
         result["mca_prior"] = metrics.mca(corrected, self.test_labels)
         return predictions, pseudo_labels, result

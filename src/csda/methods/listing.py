@@ -11,6 +11,9 @@ from rich.text import Text
 from csda.config import RunConfig
 from csda.methods import METHODS, Entry
 
+KINDS = {str: "text", int: "whole number", float: "number"}
+"""What a setting takes that has no list of choices."""
+
 
 def methods_table() -> Table:
     """A line for each method: what it is, where it comes from, what it needs beside labels."""
@@ -67,10 +70,6 @@ def format_value(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(format_value(item) for item in value)}]"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-KINDS = {str: "text", int: "whole number", float: "number"}
-"""What a setting takes that has no list of choices."""
 
 
 def list_kinds(annotation: Any) -> list[str]:
