@@ -27,7 +27,7 @@ Precision = Literal["float32", "tf32", "bf16"]
 _EAGER_STEPS = 3
 """Real steps before capture, in which cuDNN chooses its kernels and the optimiser makes its state."""
 
-_EAGER_CALLS = 64
+_EAGER_CALLS = 16
 """Calls before what a pass repeats is captured: for a short one it does not pay that all others hold still."""
 
 
