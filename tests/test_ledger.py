@@ -26,14 +26,14 @@ def test_a_setting_that_an_older_run_did_not_know_has_its_default() -> None:
 
 
 def test_groups_that_the_training_did_not_see_are_scored_apart(tiny_run: Run, tmp_path: Path) -> None:
-    assert ledger._unseen(tiny_run) == {"auc_unseen": None, "mca_unseen": None}
+    assert ledger._by_group(tiny_run) == {"auc_unseen": None, "mca_unseen": None, "mca_leak": None}
     test = [row.id for row in tiny_run.split if row.split == "test"]
     unlabeled = next(row.id for row in tiny_run.split if row.split == "unlabeled")
     run = _regroup(tiny_run, tmp_path / "run", dict.fromkeys([unlabeled, *test[::2]], "a"))
     left = set(test[1::2])
     chosen = [position for position, name in enumerate(tiny_run.predictions.ids) if name in left]
     expected = metrics.mca(tiny_run.predictions.probs[chosen], tiny_run.predictions.labels[chosen])
-    assert ledger._unseen(run)["mca_unseen"] == pytest.approx(expected)
+    assert ledger._by_group(run)["mca_unseen"] == pytest.approx(expected)
 
 
 def _regroup(run: Run, folder: Path, groups: dict[str, str]) -> Run:
@@ -74,16 +74,16 @@ def test_what_labeled_groups_add_is_counted_image_by_image(tiny_run: Run, tmp_pa
             expected += len(known) / len(own) * (sum(known) / len(known) - sum(others) / len(others))
     assert len(classes) > 1
     assert expected != 0
-    leak = ledger._leak(_regroup(run, tmp_path / "known", groups))
+    leak = ledger._by_group(_regroup(run, tmp_path / "known", groups))["mca_leak"]
     assert leak == pytest.approx(expected / len(classes))
-    assert ledger._leak(run) is None
+    assert ledger.read_line(run)["mca_leak"] is None
     unlabeled_alone = {name: group for name, group in groups.items() if group != "known"}
-    assert ledger._leak(_regroup(run, tmp_path / "met", unlabeled_alone)) is None
+    assert ledger.read_line(_regroup(run, tmp_path / "met", unlabeled_alone))["mca_leak"] is None
     without_test = _regroup(run, tmp_path / "empty", groups)
     _rewrite(tmp_path / "empty" / "predictions.csv", lambda row: [row[0], "val", *row[2:]])
-    assert ledger._leak(without_test) is None
+    assert ledger.read_line(without_test)["mca_leak"] is None
     everything = dict.fromkeys([*ids["labeled"], *ids["test"]], "known")
-    assert ledger._leak(_regroup(run, tmp_path / "all", everything)) is None
+    assert ledger.read_line(_regroup(run, tmp_path / "all", everything))["mca_leak"] is None
 
 
 def test_a_folder_that_was_copied_in_part_is_named(tiny_run: Run, tmp_path: Path) -> None:

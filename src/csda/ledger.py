@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from csda import metrics
 from csda.config import RunConfig, read_config
@@ -102,7 +103,7 @@ def read_line(run: Run) -> dict[str, Any]:
     figures |= {f"val_{name}": chosen[f"val_{name}"] for name in ("auc", "mca")}
     figures |= {f"val_{name}_last20": average(last, f"val_{name}") for name in ("auc", "mca")}
     figures |= {name: last[-1].get(name) for name in ("pseudo_accuracy", "pseudo_mca", "flip_rate")}
-    figures |= _unseen(run) | {"mca_leak": _leak(run)}
+    figures |= _by_group(run)
     for prefix, values in (
         ("recall", metrics.recall(probs, labels)),
         ("class_auc", metrics.per_class_auc(probs, labels)),
@@ -175,37 +176,42 @@ def _rounded(value: float) -> float | None:
     return None if np.isnan(value) else float(f"{value:.6g}")
 
 
-def _unseen(run: Run) -> dict[str, float | None]:
-    """AUC and MCA on the test images whose group is in neither the labeled nor the unlabeled part; None where no test
-    group is."""
-    trained = {row.group for row in run.split if row.split in ("labeled", "unlabeled")} - {""}
-    crossing = {row.id for row in run.split if row.split == "test" and row.group in trained}
-    if not crossing:
-        return {"auc_unseen": None, "mca_unseen": None}
-    ids = np.array(run.predictions.ids)[run.predictions.splits == "test"]
-    unseen = np.array([name not in crossing for name in ids])
-    probs, labels = (values[unseen] for values in run.predictions.part("test"))
-    return {"auc_unseen": metrics.auc(probs, labels), "mca_unseen": metrics.mca(probs, labels)}
+def _by_group(run: Run) -> dict[str, float | None]:
+    """What groups with images in several parts do to the figures; None where no test image is of such a group.
 
-
-def _leak(run: Run) -> float | None:
-    """What the MCA owes to test images whose group has a labeled image; None where no group has, or it cannot be told.
-
-    mean_i share_i · (recall_i of these − recall_i of others): others are of groups with several images where class i
-    has such, since an object that was taken more than once may be a harder one.
+    `auc_unseen` and `mca_unseen` are of the test images whose group is in neither the labeled nor the unlabeled part,
+    and `mca_leak` is what the MCA owes to those whose group has a labeled image.
     """
     probs, labels = run.predictions.part("test")
     groups = {row.id: row.group for row in run.split}
     own = [groups[name] for name in np.array(run.predictions.ids)[run.predictions.splits == "test"]]
-    labeled = {row.group for row in run.split if row.split == "labeled"} - {""}
+    labeled, unlabeled = ({row.group for row in run.split if row.split == part} for part in ("labeled", "unlabeled"))
     sizes = Counter(groups.values())
-    known = np.array([group in labeled for group in own], dtype=bool)
-    several = np.array([group != "" and sizes[group] > 1 for group in own], dtype=bool) & ~known
-    if labels.ndim > 1 or not known.any():
-        return None
-    known_recall, several_recall, other_recall = (metrics.recall(probs[x], labels[x]) for x in (known, several, ~known))
-    images, present = np.bincount(labels, minlength=len(run.classes)), np.unique(labels)
-    share = np.bincount(labels[known], minlength=len(run.classes))[present] / images[present]
-    gain = (known_recall - np.where(np.isnan(several_recall), other_recall, several_recall))[present]
-    leak = float(np.where(share > 0, share * gain, 0.0).mean())
-    return None if np.isnan(leak) else leak
+    known, seen, several = (
+        np.array([group != "" and group in chosen for group in own], dtype=bool)
+        for chosen in (labeled, labeled | unlabeled, {group for group in sizes if sizes[group] > 1})
+    )
+    unseen = (probs[~seen], labels[~seen]) if seen.any() else None
+    return {
+        "auc_unseen": metrics.auc(*unseen) if unseen else None,
+        "mca_unseen": metrics.mca(*unseen) if unseen else None,
+        "mca_leak": _leak(probs, labels, known, several) if known.any() and labels.ndim == 1 else None,
+    }
+
+
+def _leak(
+    probs: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.int64],
+    known: npt.NDArray[np.bool_],
+    several: npt.NDArray[np.bool_],
+) -> float:
+    """mean_i share_i · (recall_i of the `known` images − recall_i of others), NaN where a class has no others.
+
+    Others are of groups with `several` images where class i has such, since an object that was taken more than once
+    may be a harder one.
+    """
+    here, alike, others = (metrics.recall(probs[x], labels[x]) for x in (known, several & ~known, ~known))
+    present, images = np.unique(labels, return_counts=True)
+    share = np.bincount(labels[known], minlength=probs.shape[1])[present] / images
+    gain = (here - np.where(np.isnan(alike), others, alike))[present]
+    return float(np.where(share > 0, share * gain, 0.0).mean())

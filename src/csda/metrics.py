@@ -93,21 +93,15 @@ def confusion(labels: Array, predicted: Array, n: int) -> npt.NDArray[np.int64]:
     return np.bincount(labels * n + predicted, minlength=n * n).reshape(n, n).astype(np.int64)
 
 
-def class_frequencies(counts: Array, images: int | None = None) -> Floats:
-    """Share of each class in the labels [n]; with `images`, of a multi-label set, the share of these that have a label.
-
-    A label that no image has, or every one, gets one half there, by which nothing is corrected.
-    """
-    shares = np.asarray(counts, dtype=np.float64) / (np.sum(counts) if images is None else images)
-    return shares if images is None else np.where((shares > 0) & (shares < 1), shares, 0.5)
-
-
 def prior_corrected(probs: Array, frequencies: Array, *, multi_label: bool = False) -> Floats:
     """What a balanced prior would predict: the softmax divided by the labeled class frequencies, normalised again.
 
-    In a multi-label set each label is a problem of two classes, present and absent, and both are divided.
+    In a multi-label set each label is a problem of two classes, present and absent, and both are divided; a label that
+    no labeled image has, or every one, is left as it is.
     """
     probs = np.asarray(probs, dtype=np.float64)
+    if multi_label:
+        frequencies = np.where((frequencies > 0) & (frequencies < 1), frequencies, 0.5)
     present = probs / frequencies
     total = present + (1 - probs) / (1 - frequencies) if multi_label else present.sum(axis=-1, keepdims=True)
     return np.asarray(present / total, dtype=np.float64)

@@ -372,8 +372,7 @@ class Session:
         return label_text(label, self.data.dataset.classes)
 
     def _frequencies(self) -> Floats:
-        images = self.task.num_labeled if self.task.multi_label else None
-        return metrics.class_frequencies(np.array(self.task.class_counts), images).astype(np.float32)
+        return np.array(self.task.class_counts, dtype=np.float32) / np.float32(self.task.num_labeled)
 
     def _environment(self) -> dict[str, Any]:
         dataset = self.data.dataset

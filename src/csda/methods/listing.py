@@ -74,7 +74,7 @@ def format_value(value: Any) -> str:
 
 def list_kinds(annotation: Any) -> list[str]:
     """What values a setting takes: its choices, or the kinds of them."""
-    if annotation is type(None) or annotation is Ellipsis:
+    if annotation is type(None):
         return []
     if annotation is bool:
         return ["true", "false"]

@@ -254,7 +254,7 @@ def _test_images(run: Run) -> _Images:
     probs, corrected = predictions.probs[chosen], None
     if run.config["prior_correction"] == "none":
         labeled = np.array([count.labeled for count in count_classes(run)])
-        frequencies = metrics.class_frequencies(labeled, count_images(run)["labeled"] if run.multi_label else None)
+        frequencies = labeled / count_images(run)["labeled"]
         corrected = metrics.prior_corrected(probs, frequencies, multi_label=run.multi_label)
     return _Images(np.sort(ids), predictions.labels[chosen], probs, corrected)
 
