@@ -216,6 +216,14 @@ def test_a_slim_folder_is_enough_for_a_table(grid: Grid, tmp_path: Path) -> None
     assert (page.read_text(), count) == (text, 0)
 
 
+def test_a_page_names_commits_in_short(grid: Grid, tmp_path: Path) -> None:
+    commits = ["0123456789abcdef", "0123456789abcdef+changed", None, "fedcba9876543210"]
+    for file, commit in zip(sorted((tmp_path / "runs").rglob("environment.json")), commits, strict=True):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": commit}))
+    page, _ = grid()
+    assert "at commit 0123456, 0123456+changed, fedcba9, unknown, on" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("confusion", "fig.svg"), ("temperature", "fig.svg"), ("epochs", "fig.svg"), ("examples", "fig.png")],

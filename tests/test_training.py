@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -316,6 +317,31 @@ def test_the_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path, monke
     git.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert session.source_commit() is None
+
+
+def test_a_package_that_was_changed_since_its_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        made = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return made.stdout.strip()
+
+    module = tmp_path / "src" / "csda" / "session.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("one\n")
+    (tmp_path / "notes").write_text("one\n")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    monkeypatch.setattr(session, "__file__", str(module))
+    commit = git("rev-parse", "HEAD")
+    assert session.source_commit() == commit
+    (tmp_path / "notes").write_text("two\n")
+    assert session.source_commit() == commit
+    module.write_text("two\n")
+    assert session.source_commit() == f"{commit}+changed"
+    module.write_text("one\n")
+    module.with_name("another.py").write_text("")
+    assert session.source_commit() == f"{commit}+changed"
 
 
 # --- data that cannot be trained on --------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def read_line(run: Run) -> dict[str, Any]:
         **{name: _rounded(value) if isinstance(value, float) else value for name, value in figures.items()},
         "settings": "",
         "images": digest_split(run),
-        "commit": str(environment["commit"]),
+        "commit": environment["commit"] or "unknown",
         "machine": f"{environment['device_name']}{cores}",
         "torch": environment["torch"],
         "date": environment["started"][:10],

@@ -436,16 +436,21 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def source_commit() -> str | None:
-    """The commit of a source checkout that the package runs from, or what CSDA_COMMIT says where there is no git."""
+    """The commit of a source checkout that the package runs from, marked where the package has been changed since; what
+    CSDA_COMMIT says where there is no git."""
     here = Path(__file__).resolve().parent
-    command = ["git", "rev-parse", "--show-toplevel", "HEAD"]
     try:
-        found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+        top, _, commit = _git(here, "rev-parse", "--show-toplevel", "HEAD").partition("\n")
+        # Installed packages may lie inside somebody else's checkout.
+        if commit and Path(top).resolve() == here.parent.parent:
+            return f"{commit}+changed" if _git(here, "--no-optional-locks", "status", "--porcelain", ".") else commit
     except OSError:
-        return os.environ.get("CSDA_COMMIT")
-    # Installed packages may lie inside somebody else's checkout.
-    top, _, commit = found.stdout.strip().partition("\n")
-    return commit if commit and Path(top).resolve() == here.parent.parent else os.environ.get("CSDA_COMMIT")
+        pass
+    return os.environ.get("CSDA_COMMIT")
+
+
+def _git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _seconds(function: Callable[..., object], *arguments: object) -> float:

@@ -140,7 +140,7 @@ def format_page(
         "",
         *([experiment.note.strip(), ""] if experiment.note else []),
         f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, at commit "
-        f"{', '.join(commit[:7] for commit in about['commit'])}, on {'; '.join(about['machine'])}, torch "
+        f"{', '.join(map(_short, about['commit']))}, on {'; '.join(about['machine'])}, torch "
         f"{', '.join(about['torch'])}. Test "
         f"figures at the epoch of best validation AUC, mean ± standard deviation over seeds; differences to "
         f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside that "
@@ -319,6 +319,12 @@ def _table_head(titles: Sequence[str]) -> list[str]:
 
 def _table_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _short(commit: str) -> str:
+    """Seven digits of a commit, and whether the package had been changed since."""
+    digits, plus, changed = commit.partition("+")
+    return f"{digits[:7]}{plus}{changed}"
 
 
 def _count(number: int, noun: str) -> str:
