@@ -142,6 +142,12 @@ def write_run(
             rows.append((identity, part, classes[label], classes[row.argmax()], *(f"{value:.6f}" for value in row)))
     write_rows(folder / "predictions.csv", ("id", "split", "label", "predicted", *classes), rows)
 
+    rows = [
+        (identity, classes[row.argmax()], f"{row.max():.6f}", *(f"{value:.6f}" for value in row))
+        for identity, row in zip(ids["unlabeled"], probs["unlabeled"][best], strict=True)
+    ]
+    write_rows(folder / "pseudo_labels.csv", ("id", "predicted", "confidence", *classes), rows)
+
     test_auc = [metrics.auc(step, parts["test"]) for step in probs["test"]]
     test_mca = [metrics.mca(step, parts["test"]) for step in probs["test"]]
     corrected = metrics.prior_corrected(probs["test"][best], np.bincount(parts["labeled"], minlength=n) / labeled)

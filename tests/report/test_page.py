@@ -64,6 +64,16 @@ def test_report_says_what_the_run_says(csda_folder: Path) -> None:
     assert {"classes", "curves", "inside", "data", "making", "notes"} <= set(page.ids())
 
 
+def test_report_tells_what_unlabeled_images_are_taken_for(csda_folder: Path, tmp_path: Path) -> None:
+    html, run = (csda_folder / "report.html").read_text(), Run(csda_folder)
+    predicted = tables.count_predicted(run)
+    assert predicted is not None
+    for count, number in zip(tables.count_classes(run), predicted, strict=True):
+        cells = (count.labeled, count.unlabeled, number, count.val, count.test)
+        assert f'<th scope="row">{count.name}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) in html
+    assert "Unlabeled, predicted" not in write_comparison([csda_folder], tmp_path / "page.html").read_text()
+
+
 def test_run_without_pseudo_labels_shows_none(make_run: MakeRun) -> None:
     folder = make_run("baseline")
     path = write_report(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +95,32 @@ def test_counts_of_each_part(make_run: MakeRun) -> None:
     assert [count.val for count in counts] == [10] * 7
     assert tables.count_images(run) == {"labeled": 150, "unlabeled": 1200, "val": 70, "test": 350}
     assert all(count.unlabeled is None for count in tables.count_classes(Run(make_run("csda", truth=False))))
+
+
+def test_counts_of_what_unlabeled_images_are_taken_for(make_run: MakeRun) -> None:
+    folder = make_run("csda")
+    with (folder / "pseudo_labels.csv").open(newline="") as file:
+        named = Counter(line["predicted"] for line in csv.DictReader(file))
+    run = Run(folder)
+    predicted = tables.count_predicted(run)
+    assert predicted == [named[name] for name in run.classes]
+    assert len(set(predicted)) > 1
+    assert sum(predicted) == 1200
+
+
+def test_several_predicted_labels_count_each(make_multi_label_run: Callable[[], Path]) -> None:
+    folder = make_multi_label_run()
+    cells = [("a", "", "", 0.5, 0.9, 0.1), ("b", "", "", 0.49, 0.6, 0.2), ("c", "", "", 0.1, 0.1, 0.3)]
+    rows = [("id", "predicted", "confidence", "effusion", "edema", "fracture"), *cells]
+    (folder / "pseudo_labels.csv").write_text("\n".join(",".join(map(str, row)) for row in rows))
+    assert tables.count_predicted(Run(folder)) == [1, 2, 0]
+
+
+def test_without_unlabeled_images_nothing_is_predicted_of_them(make_run: MakeRun) -> None:
+    folder = make_run("upper-bound")
+    lines = (folder / "split.csv").read_text().splitlines()
+    (folder / "split.csv").write_text("\n".join(line for line in lines if ",unlabeled," not in line))
+    assert tables.count_predicted(Run(folder)) is None
 
 
 def test_several_labels_count_each_and_a_bar_in_a_class_name_divides_nothing(

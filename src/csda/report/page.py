@@ -37,6 +37,7 @@ def write_report(run_folder: Path) -> Path:
         entry=entry,
         images=tables.count_images(run),
         counts=tables.count_classes(run),
+        predicted=tables.count_predicted(run),
         remarks=tables.remark_split(run),
         summary=_describe_run(entry),
         classes=_picture_recalls(entries) + _picture_confusions(entries),

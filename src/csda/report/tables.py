@@ -175,6 +175,18 @@ def count_classes(run: Run) -> list[ClassCounts]:
     ]
 
 
+def count_predicted(run: Run) -> list[int] | None:
+    """How many unlabeled images the model takes for each class; None where there are none.
+
+    An image with several labels counts for each.
+    """
+    if not count_images(run)["unlabeled"]:
+        return None
+    predicted = metrics.predict(np.array(list(run.pseudo_labels.values())), run.multi_label)
+    counts = predicted.sum(axis=0) if run.multi_label else np.bincount(predicted, minlength=len(run.classes))
+    return [int(count) for count in counts]
+
+
 def count_images(run: Run) -> Counter[str]:
     """How many images are in each part."""
     return Counter(row.split for row in run.split)
