@@ -226,35 +226,45 @@ def test_every_difference_follows_from_its_runs(name: str) -> None:
     runs = _read(f"{name}_runs.csv")
     for gap in _read(f"{name}_gaps.csv"):
         budgets = {run["labels"] for run in runs} if gap["labels"] == "all" else {gap["labels"]}
+        splits = {run["split"] for run in runs} if gap["split"] == "all" else {gap["split"]}
         own, other = (
-            {
-                (run["labels"], run["seed"]): run
-                for run in runs
-                if (run["method"], run["split"]) == (title, gap["split"]) and run["labels"] in budgets
-            }
+            {(run["labels"], run["split"], run["seed"]): run for run in runs if run["method"] == title}
             for title in (gap["method"], gap["reference"])
         )
-        seeds = {seed for _, seed in own if all((b, seed) in own and (b, seed) in other for b in budgets)}
-        assert len(seeds) == int(gap["seeds"])
+        both = own.keys() & other.keys()
+        seeds = {
+            split: {
+                seed for _, where, seed in both if where == split and all((b, split, seed) in both for b in budgets)
+            }
+            for split in splits
+        }
+        assert int(gap["seeds"]) == (len(splits) if gap["split"] == "all" else len(seeds[gap["split"]]))
         columns = {"auc": "auc", "mca": "mca", "mca_prior": "mca_prior"}
         columns |= {"val_auc": "val_auc_last20", "val_mca": "val_mca_last20"}
         for figure, column in columns.items():
-            pairs = [(own[b, s].get(column), other[b, s].get(column)) for b in budgets for s in seeds]
-            if figure not in ("auc", "mca") and not all(mine and theirs for mine, theirs in pairs):
+            pairs = {
+                split: [(own[b, split, s].get(column), other[b, split, s].get(column)) for b in budgets for s in some]
+                for split, some in seeds.items()
+            }
+            if figure not in ("auc", "mca") and not all(
+                mine and theirs for some in pairs.values() for mine, theirs in some
+            ):
                 assert not gap[f"{figure}_gap"]
                 continue
-            values = [float(mine) - float(theirs) for mine, theirs in pairs]
-            assert float(gap[f"{figure}_gap"]) == pytest.approx(mean(values), abs=2e-5)
+            value = mean(mean(float(mine) - float(theirs) for mine, theirs in some) for some in pairs.values())
+            assert float(gap[f"{figure}_gap"]) == pytest.approx(value, abs=2e-5)
             if gap[f"{figure}_low"]:
-                assert float(gap[f"{figure}_low"]) <= mean(values) + 2e-5
-                assert float(gap[f"{figure}_high"]) >= mean(values) - 2e-5
+                assert float(gap[f"{figure}_low"]) <= value + 2e-5
+                assert float(gap[f"{figure}_high"]) >= value - 2e-5
         papers = {
             (line["method"], line["labels"]): line for line in _read(f"{name}.csv") if line["split"] == gap["split"]
         }
         for figure in ("paper_auc", "paper_mca"):
-            pairs = [[papers[title, b][figure] for title in (gap["method"], gap["reference"])] for b in budgets]
-            if all(mine and theirs for mine, theirs in pairs):
-                values = [float(mine) - float(theirs) for mine, theirs in pairs]
+            theirs = [
+                [papers.get((title, b), {}).get(figure) for title in (gap["method"], gap["reference"])] for b in budgets
+            ]
+            if all(mine and baseline for mine, baseline in theirs):
+                values = [float(mine) - float(baseline) for mine, baseline in theirs]
                 assert float(gap[f"{figure}_gap"]) == pytest.approx(mean(values), abs=2e-5)
             else:
                 assert not gap[f"{figure}_gap"]

@@ -66,7 +66,8 @@ def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str,
 
 
 def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
-    """Every row against the first, and csda against every other, at each budget and on average over all of them."""
+    """Every row against the first, and csda against every other: at each budget and over all of them, on each split and
+    over all of them."""
     names = [row.name for row in experiment.rows]
     pairs = [(name, names[0]) for name in names[1:]]
     if "csda" in names[1:]:
@@ -74,15 +75,20 @@ def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[s
     papers = {row.name: row.paper for row in experiment.rows}
     lines = []
     for title, reference in pairs:
-        budgets = [[labels] for labels in experiment.labels]
-        for some in [*budgets, experiment.labels] if len(budgets) > 1 else budgets:
-            for split in experiment.splits:
-                gaps = compare(results, title, reference, some, split)
+        for labels, budgets in _each_and_all(experiment.labels):
+            for split, splits in _each_and_all(list(experiment.splits)):
+                gaps = compare(results, title, reference, budgets, splits)
                 if gaps is not None:
-                    labels = some[0] if len(some) == 1 else "all"
                     line = {"method": title, "reference": reference, "labels": labels, "split": split}
-                    lines.append(line | gaps | _compare_papers(papers[title], papers[reference], some))
+                    theirs = _compare_papers(papers[title], papers[reference], budgets) if len(splits) == 1 else {}
+                    lines.append(line | gaps | theirs)
     return lines
+
+
+def _each_and_all(names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+    """Each name by itself and, where there are several, "all"."""
+    each: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in names]
+    return [*each, ("all", names)] if len(names) > 1 else each
 
 
 def _compare_papers(
@@ -97,31 +103,37 @@ def _compare_papers(
 
 
 def compare(
-    results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], split: str
+    results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], splits: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Mean paired differences to a reference over the seeds that both have at all budgets, with 95 % bootstrap
-    intervals where there are two seeds or more: of the test figures, of MCA where both are divided by the class
-    frequencies, and of the steadier figures on validation."""
-    runs = {
-        (run["method"], run["labels"], run["seed"]): run
-        for run in results
-        if run["split"] == split and run["labels"] in budgets
-    }
-    seeds = sorted({seed for *_, seed in runs})
-    shared = [s for s in seeds if all((name, labels, s) in runs for name in (title, reference) for labels in budgets)]
-    if not shared:
+    """Mean paired differences to a reference: of the test figures, of MCA where both are divided by the class
+    frequencies, and of the steadier figures on validation.
+
+    On one split they are paired by seed, over the seeds that both have at all budgets. Of several splits each gives the
+    mean of its seeds, and all must be there; `seeds` then counts splits. From two on there are 95 % bootstrap
+    intervals.
+    """
+    shared = [_pair(results, title, reference, budgets, split) for split in splits]
+    if not all(shared):
         return None
-    gaps: dict[str, Any] = {"seeds": len(shared)}
+    units = shared[0] if len(splits) == 1 else [[pair for pairs in seeds for pair in pairs] for seeds in shared]
+    gaps: dict[str, Any] = {"seeds": len(units)}
     for figure, column in COMPARED.items():
-        known = {place: run[column] for place, run in runs.items() if run.get(column) is not None}
-        if any((name, labels, s) not in known for name in (title, reference) for labels in budgets for s in shared):
-            continue  # a set with several labels an image has no class frequencies to divide by
-        differences = np.array(
-            [mean(known[title, labels, s] - known[reference, labels, s] for labels in budgets) for s in shared]
-        )
-        low, high = metrics.paired_interval(differences) if len(shared) > 1 else (None, None)
+        if any(run.get(column) is None for pairs in units for pair in pairs for run in pair):
+            continue  # runs of before a figure was recorded
+        differences = np.array([mean(own[column] - other[column] for own, other in pairs) for pairs in units])
+        low, high = metrics.paired_interval(differences) if len(units) > 1 else (None, None)
         gaps |= {f"{figure}_gap": float(differences.mean()), f"{figure}_low": low, f"{figure}_high": high}
     return gaps
+
+
+def _pair(
+    results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], split: str
+) -> list[list[tuple[Line, Line]]]:
+    """For each seed that two rows share on a split, their runs at all budgets."""
+    runs = {(run["method"], run["labels"], run["seed"]): run for run in results if run["split"] == split}
+    seeds = sorted({seed for *_, seed in runs})
+    shared = [s for s in seeds if all((name, labels, s) in runs for name in (title, reference) for labels in budgets)]
+    return [[(runs[title, labels, s], runs[reference, labels, s]) for labels in budgets] for s in shared]
 
 
 def format_page(
@@ -183,6 +195,7 @@ def format_page(
             cells.append(format_number(average(runs, "mca_leak")))
         lines.append(_table_row([*cells, *_paper(line, first.get(place))][: len(titles)]))
     lines += ["", *_format_against(gaps, "csda", reference), *_format_budgets(experiment, summary, against)]
+    lines += _format_splits(experiment, against)
     lines += [*_format_findings(experiment, results), *_format_missing(missing)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -225,15 +238,31 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
     return [*head, *lines, ""] if lines else []
 
 
+def _format_splits(experiment: Experiment, against: Against) -> list[str]:
+    """A section with the differences to the first row over all splits."""
+    reference = experiment.rows[0].name
+    titles = ["method", "labels", "splits", "ΔAUC", "ΔMCA", "ΔMCA, both ÷ prior"]
+    titles += ["validation ΔAUC, last 20", "validation ΔMCA, last 20"]
+    lines = [
+        _table_row([gap["method"], gap["labels"], str(gap["seeds"]), *_points(gap, tuple(COMPARED))])
+        for (_, other, _, split), gap in against.items()
+        if (other, split) == (reference, "all")
+    ]
+    head = ["## Mean over splits", "", "Each split counts as the mean of its seeds; intervals are over splits.", ""]
+    return [*head, *_table_head(titles), *lines, ""] if lines else []
+
+
 def _format_findings(experiment: Experiment, results: Sequence[Line]) -> list[str]:
     """Sections with the mean AUC of each label, where an image may have several."""
     classes = list_classes(results)
-    if any(run["mca_prior"] is not None for run in results):
+    if not all(run.get("multi_label") for run in results):
         return []
     lines = []
     for labels in experiment.labels:
         for split in experiment.splits:
             rows = {row.name: runs for row in experiment.rows if (runs := _select(results, row.name, labels, split))}
+            if not rows:
+                continue
             lines += [f"## AUC of each label, {labels} labeled, split {split}", "", *_table_head(["", *rows])]
             for name in classes:
                 cells = [format_number(average(runs, f"class_auc_{name}")) for runs in rows.values()]
