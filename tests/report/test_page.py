@@ -173,6 +173,8 @@ def test_multi_label_run(make_multi_label_run: Callable[[], Path], tmp_path: Pat
     assert "Confusion" not in page.text
     assert "prior-corrected" in page.text
     assert "Each label counts as two classes" in page.text
+    assert '<th scope="row">MCA, AUC</th>' in (folder / "report.html").read_text()
+    assert '<th scope="row">Mean</th>' not in (folder / "report.html").read_text()
     assert str(tables.score(Run(folder)).auc) in page.text
     write_comparison([folder, folder], tmp_path / "comparison.html")
 

@@ -108,6 +108,18 @@ def test_counts_of_what_unlabeled_images_are_taken_for(make_run: MakeRun) -> Non
     assert sum(predicted) == 1200
 
 
+def test_the_last_row_is_called_a_mean_where_it_is_one(
+    csda_folder: Path, make_multi_label_run: Callable[[], Path]
+) -> None:
+    for folder, name in ((csda_folder, "mean"), (make_multi_label_run(), "MCA, AUC")):
+        run = Run(folder)
+        scores = tables.score(run)
+        recall = np.nanmean([each.value for each in scores.recall])
+        assert (scores.mca.value == pytest.approx(recall)) == (name == "mean")
+        (line,) = [line for line in print_table(run_table(run), 120).splitlines() if line.strip().startswith(name)]
+        assert f"{scores.mca.value:.3f}".removeprefix("0") in line
+
+
 def test_several_predicted_labels_count_each(make_multi_label_run: Callable[[], Path]) -> None:
     folder = make_multi_label_run()
     cells = [("a", "", "", 0.5, 0.9, 0.1), ("b", "", "", 0.49, 0.6, 0.2), ("c", "", "", 0.1, 0.1, 0.3)]

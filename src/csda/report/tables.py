@@ -200,7 +200,10 @@ def remark_split(run: Run) -> list[str]:
 
 
 def run_table(run: Run) -> Table:
-    """One run for the terminal: each class, and their means, which are MCA and AUC."""
+    """One run for the terminal: each class, and their means, which are MCA and AUC.
+
+    Where an image may have several labels MCA has the recall of their absence in it, and is no mean of the column.
+    """
     (entry,) = enter([run])
     scores = entry.scores
     table = _table(f"{entry.name} at its best validation epoch, {run.result['best_epoch']}")
@@ -212,7 +215,11 @@ def run_table(run: Run) -> Table:
         cells = (str(count.labeled), _terse(recall), _terse(precision), _terse(auc))
         table.add_row(Text(count.name), *map(Text, cells))
     table.add_section()
-    table.add_row("mean", *map(Text, ("", _terse(scores.mca), "", _terse(scores.auc))), style="bold")
+    table.add_row(
+        "MCA, AUC" if run.multi_label else "mean",
+        *map(Text, ("", _terse(scores.mca), "", _terse(scores.auc))),
+        style="bold",
+    )
     return table
 
 
