@@ -175,8 +175,16 @@ def test_multi_label_run(make_multi_label_run: Callable[[], Path], tmp_path: Pat
     assert "Each label counts as two classes" in page.text
     assert '<th scope="row">MCA, AUC</th>' in (folder / "report.html").read_text()
     assert '<th scope="row">Mean</th>' not in (folder / "report.html").read_text()
-    assert str(tables.score(Run(folder)).auc) in page.text
-    write_comparison([folder, folder], tmp_path / "comparison.html")
+    run, scores = Run(folder), tables.score(Run(folder))
+    assert str(scores.auc) in page.text
+    value, name = min(zip((each.value for each in scores.class_auc), run.classes, strict=True))
+    assert f"of the time, from {value:.0%} for {name} to" in page.text
+    assert "AUC of each label" in page.text
+    html = write_comparison([folder, folder], tmp_path / "comparison.html").read_text()
+    for name, each in zip(run.classes, scores.class_auc, strict=True):
+        assert f'<th scope="row">AUC, {name}</th>' in html
+        assert f"{each} <small>{each.interval}</small>" in html
+    assert "Recall, " not in html
 
 
 def test_unfinished_run_is_refused_with_the_way_out(make_run: MakeRun) -> None:

@@ -120,6 +120,13 @@ def test_the_last_row_is_called_a_mean_where_it_is_one(
         assert f"{scores.mca.value:.3f}".removeprefix("0") in line
 
 
+def test_several_labels_are_compared_by_their_auc(make_multi_label_run: Callable[[], Path]) -> None:
+    run = Run(make_multi_label_run())
+    rows = tables.compare_all(tables.enter([run, run]))
+    assert [row.values[0] for row in rows[-3:]] == list(tables.score(run).class_auc)
+    assert "the AUC of each label" in print_table(comparison_table([run, run]), 120)
+
+
 def test_several_predicted_labels_count_each(make_multi_label_run: Callable[[], Path]) -> None:
     folder = make_multi_label_run()
     cells = [("a", "", "", 0.5, 0.9, 0.1), ("b", "", "", 0.49, 0.6, 0.2), ("c", "", "", 0.1, 0.1, 0.3)]

@@ -127,24 +127,32 @@ def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
 
 
 @_styled
-def draw_recalls(entries: Sequence[Entry]) -> Figure:
-    """Recall of each class with its interval, the class with the most labels on top."""
+def draw_classes(entries: Sequence[Entry]) -> Figure:
+    """Recall of each class, or AUC of each label, with its interval; that with the most labels is on top."""
+    multi_label = entries[0].run.multi_label
     counts = count_classes(entries[0].run)
     order = sorted(range(len(counts)), key=lambda i: counts[i].labeled)
     spacing = 0.62 / max(len(entries) - 1, 2)
-    figure, axes = _canvas(FULL if len(entries) > 1 else HALF, 90 + len(counts) * max(38, 16 * len(entries)))
+    # One run of one class an image leaves the other half to its confusion matrix.
+    figure, axes = _canvas(
+        FULL if len(entries) > 1 or multi_label else HALF, 90 + len(counts) * max(38, 16 * len(entries))
+    )
     for k, entry in enumerate(entries):
         places = np.arange(len(order)) - spacing * (k - (len(entries) - 1) / 2)
-        recalls = [entry.scores.recall[i] for i in order]
+        figures = [entry.scores.by_class(multi_label=multi_label)[i] for i in order]
         colour = PALETTE[entry.colour]
-        lows, highs = [each.low for each in recalls], [each.high for each in recalls]
+        lows, highs = [each.low for each in figures], [each.high for each in figures]
         axes.hlines(places, lows, highs, color=colour, linewidth=3, alpha=0.4)
-        axes.plot([each.value for each in recalls], places, "o", color=colour, markersize=7, label=entry.name)
+        axes.plot([each.value for each in figures], places, "o", color=colour, markersize=7, label=entry.name)
     axes.set_yticks(range(len(order)), [f"{_shorten(counts[i].name)}\n{counts[i].labeled} labeled" for i in order])
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.6, len(order) - 0.4), title="Recall of each class")
+    title = "AUC of each label" if multi_label else "Recall of each class"
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.6, len(order) - 0.4), title=title)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0, labelcolor=PALETTE["ink"])
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    if multi_label:
+        axes.axvline(0.5, color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
+    else:
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
     if len(entries) > 1:
         _legend(figure, axes, columns=3)
     return figure

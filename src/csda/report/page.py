@@ -40,7 +40,7 @@ def write_report(run_folder: Path) -> Path:
         predicted=tables.count_predicted(run),
         remarks=tables.remark_split(run),
         summary=_describe_run(entry),
-        classes=_picture_recalls(entries) + _picture_confusions(entries),
+        classes=_picture_classes(entries) + _picture_confusions(entries),
         curves=_picture_curves(entries),
         pseudo_labels=_picture_pseudo_labels(entries),
         inside=_picture_inside(entries),
@@ -63,7 +63,7 @@ def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs 
         counts=tables.count_classes(runs[0]),
         images=tables.count_images(runs[0]),
         remarks=list(dict.fromkeys(remark for run in runs for remark in tables.remark_split(run))),
-        recalls=_picture_recalls(entries),
+        classes=_picture_classes(entries),
         curves=_picture_curves(entries),
         confusions=_picture_confusions(entries),
         pseudo_labels=_picture_pseudo_labels(entries),
@@ -94,18 +94,19 @@ def _describe_run(entry: Entry) -> str:
     summary = (
         f"Given {images['labeled']:,} labeled{others} images and tried on {images['test']:,} test images: "
         f"shown an image of a {kind} and one that is not, the model tells which is which {scores.auc.value:.0%} "
-        "of the time."
+        "of the time"
     )
-    present = [
-        (each.value, name) for each, name in zip(scores.recall, run.classes, strict=True) if not isnan(each.value)
-    ]
-    if present:
-        (weakest, weakest_name), (strongest, strongest_name) = min(present), max(present)
-        summary += (
-            f" It recognises {fmean(value for value, _ in present):.0%} of a {kind}'s images on average, "
-            f"from {weakest:.0%} of {weakest_name} to {strongest:.0%} of {strongest_name}."
-        )
-    return summary
+    by_class = scores.by_class(multi_label=run.multi_label)
+    present = [(each.value, name) for each, name in zip(by_class, run.classes, strict=True) if not isnan(each.value)]
+    if not present:
+        return f"{summary}."
+    (weakest, weakest_name), (strongest, strongest_name) = min(present), max(present)
+    if run.multi_label:
+        return f"{summary}, from {weakest:.0%} for {weakest_name} to {strongest:.0%} for {strongest_name}."
+    return (
+        f"{summary}. It recognises {fmean(value for value, _ in present):.0%} of a class's images on average, "
+        f"from {weakest:.0%} of {weakest_name} to {strongest:.0%} of {strongest_name}."
+    )
 
 
 def _describe_comparison(entries: Sequence[Entry], rows: Sequence[tables.Row]) -> list[str]:
@@ -145,12 +146,19 @@ def _describe_making(run: Run) -> dict[str, dict[str, Any]]:
     }
 
 
-def _picture_recalls(entries: Sequence[Entry]) -> list[Picture]:
-    caption = (
-        "Share of each class's images that the model recognises, with its 95 % interval: "
-        "rare classes stand at the bottom, and wide bars mean few test images."
-    )
-    return [_picture(figures.draw_recalls(entries), caption, wide=len(entries) > 1)]
+def _picture_classes(entries: Sequence[Entry]) -> list[Picture]:
+    multi_label = entries[0].run.multi_label
+    if multi_label:
+        caption = (
+            "How well the model ranks images by each label, with its 95 % interval, where 0.5 is guessing: "
+            "rare labels stand at the bottom, and wide bars mean few test images that have it."
+        )
+    else:
+        caption = (
+            "Share of each class's images that the model recognises, with its 95 % interval: "
+            "rare classes stand at the bottom, and wide bars mean few test images."
+        )
+    return [_picture(figures.draw_classes(entries), caption, wide=len(entries) > 1 or multi_label)]
 
 
 def _picture_curves(entries: Sequence[Entry]) -> list[Picture]:

@@ -70,6 +70,11 @@ class Scores:
     precision: tuple[Estimate, ...]
     class_auc: tuple[Estimate, ...]
 
+    def by_class(self, *, multi_label: bool) -> tuple[Estimate, ...]:
+        """What classes are compared by: recall, or AUC where an image may have several labels, since the probability of
+        a rare label hardly ever reaches one half."""
+        return self.class_auc if multi_label else self.recall
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -139,7 +144,8 @@ def compare(run: Run, reference: Run) -> Scores | None:
 
 
 def compare_all(entries: Sequence[Entry]) -> list[Row]:
-    """The rows of a comparison: AUC, MCA, the prior-corrected control, then the recall of each class."""
+    """The rows of a comparison: AUC, MCA, the prior-corrected control, then the recall of each class or, where an image
+    may have several labels, the AUC of each."""
     scores = [entry.scores for entry in entries]
     gaps = [compare(entry.run, entries[0].run) for entry in entries[1:]]
 
@@ -149,10 +155,10 @@ def compare_all(entries: Sequence[Entry]) -> list[Row]:
     rows = [row("AUC", lambda each: each.auc), row("MCA", lambda each: each.mca)]
     if all(each.prior_mca for each in scores):
         rows.append(row("MCA, prior-corrected", lambda each: each.prior_mca))
-    counts = count_classes(entries[0].run)
+    multi_label = entries[0].run.multi_label
     return rows + [
-        row(count.name, lambda each, i=i: each.recall[i], count.labeled)  # type: ignore[misc]
-        for i, count in enumerate(counts)
+        row(count.name, lambda each, i=i: each.by_class(multi_label=multi_label)[i], count.labeled)  # type: ignore[misc]
+        for i, count in enumerate(count_classes(entries[0].run))
     ]
 
 
@@ -226,7 +232,8 @@ def run_table(run: Run) -> Table:
 def comparison_table(runs: Sequence[Run]) -> Table:
     """Several runs side by side for the terminal; differences are to the first."""
     entries = enter(runs)
-    table = _table("AUC, MCA and the recall of each class (labels)")
+    each = "the AUC of each label" if runs[0].multi_label else "the recall of each class"
+    table = _table(f"AUC, MCA and {each} (labels)")
     for name in [entry.name for entry in entries] + [f"{entry.name} − {entries[0].name}" for entry in entries[1:]]:
         table.add_column(Text(name), justify="right", no_wrap=True)
     styles = {"ahead": "green", "behind": "red", "unclear": "dim"}
