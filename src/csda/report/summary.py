@@ -119,7 +119,7 @@ def compare(
     gaps: dict[str, Any] = {"seeds": len(units)}
     for figure, column in COMPARED.items():
         if any(run.get(column) is None for pairs in units for pair in pairs for run in pair):
-            continue  # runs of before a figure was recorded
+            continue  # an older run may not have recorded it
         differences = np.array([mean(own[column] - other[column] for own, other in pairs) for pairs in units])
         low, high = metrics.paired_interval(differences) if len(units) > 1 else (None, None)
         gaps |= {f"{figure}_gap": float(differences.mean()), f"{figure}_low": low, f"{figure}_high": high}
