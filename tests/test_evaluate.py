@@ -86,3 +86,14 @@ def test_pseudo_labels_are_judged_where_the_truth_is_known() -> None:
     figures, arrays = judge_pseudo_labels(raw, aligned, np.full(4, -1))
     assert figures == {"flip_rate": 0.25}
     assert "pseudo_confusion" not in arrays
+
+
+def test_of_several_labels_pseudo_labels_are_judged_by_their_auc() -> None:
+    generator = np.random.default_rng(1)
+    truth = generator.integers(0, 2, (40, 3))
+    aligned = generator.random((50, 3)).astype(np.float32)
+    unknown = np.full((10, 3), -1)
+    figures, arrays = judge_pseudo_labels(np.zeros_like(aligned), aligned, np.concatenate([truth, unknown]))
+    assert figures == {"pseudo_auc": pytest.approx(roc_auc_score(truth, aligned[:40], average="macro"))}
+    assert arrays == {}
+    assert judge_pseudo_labels(aligned[:10], aligned[:10], unknown) == ({}, {})

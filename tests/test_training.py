@@ -22,6 +22,7 @@ from csda import metrics, session
 from csda.config import RunConfig
 from csda.data.records import Split
 from csda.errors import ConfigError, DataError, RunError
+from csda.ledger import read_line
 from csda.methods import METHODS
 from csda.progress import Reporter
 from csda.runs import Run
@@ -461,6 +462,11 @@ def test_several_labels_an_image(tmp_path: Path) -> None:
     assert labels.shape == probs.shape
     assert run.result["auc"] == pytest.approx(metrics.auc(probs, labels), abs=1e-6)
     assert run.result["mca"] == pytest.approx(metrics.mca(probs, labels), abs=1e-6)
+    assert "pseudo_auc" not in run.metrics[0]
+    assert 0 <= run.metrics[1]["pseudo_auc"] <= 1
+    line = read_line(run)
+    assert line["multi_label"] == 1
+    assert line["pseudo_auc"] == pytest.approx(run.metrics[1]["pseudo_auc"], abs=1e-5)
     corrected = train_tiny(images, tmp_path / "corrected", epochs=2, prior_correction="labeled")
     share = np.asarray(run.labels_of("labeled")).mean(axis=0)
     odds = run.predictions.probs / (1 - run.predictions.probs) / (share / (1 - share))

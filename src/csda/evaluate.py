@@ -43,8 +43,12 @@ def judge_pseudo_labels(raw: Floats, aligned: Floats, truth: Ints) -> tuple[dict
     """How good pseudo-labels are where the truth is known (−1: unknown), and what alignment changed.
 
     Figures for `metrics.jsonl` and arrays for `history.npz`: the share of flipped guesses of each class, the class-wise
-    mean of the aligned guesses (a row for each unaligned guess), and truth against pseudo-label.
+    mean of the aligned guesses (a row for each unaligned guess), and truth against pseudo-label. Where an image may
+    have several labels, the AUC of the guesses alone.
     """
+    if truth.ndim == 2:
+        known = (truth >= 0).all(axis=1)
+        return {"pseudo_auc": metrics.auc(aligned[known], truth[known])} if known.any() else {}, {}
     classes = raw.shape[1]
     before, after = raw.argmax(axis=1), aligned.argmax(axis=1)
     flipped = before != after

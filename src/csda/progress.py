@@ -112,7 +112,7 @@ class BarReporter(Reporter):
 
 
 _BAR_FIGURES = {"val_auc": "AUC", "val_mca": "MCA"}
-_SHOWN = {"loss", "val_auc", "val_mca", "pseudo_accuracy"}
+_SHOWN = {"loss", "val_auc", "val_mca", "pseudo_accuracy", "pseudo_auc"}
 
 
 def choose_reporter(quiet: bool) -> Reporter:

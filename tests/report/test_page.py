@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -185,6 +186,17 @@ def test_multi_label_run(make_multi_label_run: Callable[[], Path], tmp_path: Pat
         assert f'<th scope="row">AUC, {name}</th>' in html
         assert f"{each} <small>{each.interval}</small>" in html
     assert "Recall, " not in html
+
+
+def test_pseudo_labels_of_several_labels_are_shown_by_their_auc(make_multi_label_run: Callable[[], Path]) -> None:
+    folder = make_multi_label_run()
+    assert "Pseudo-labels" not in Page(write_report(folder)).text
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps(row | {"pseudo_auc": 0.6 + 0.1 * k}) for k, row in enumerate(rows)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    page = Page(write_report(folder))
+    assert "Pseudo-labels" in page.text
+    assert "How well pseudo-labels rank images by each label" in page.text
 
 
 def test_unfinished_run_is_refused_with_the_way_out(make_run: MakeRun) -> None:

@@ -225,12 +225,14 @@ def draw_alignment(entries: Sequence[Entry]) -> Figure:
 
 @_styled
 def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
-    """Accuracy of all pseudo-labels, its mean over classes, and the share that alignment flipped."""
+    """Accuracy of all pseudo-labels, its mean over classes, and the share that alignment flipped; their AUC where an
+    image may have several."""
     figure, axes = _canvas(HALF, 300)
     styles = {
         "pseudo_accuracy": ("accuracy", "-"),
         "pseudo_mca": ("mean over classes", "--"),
         "flip_rate": ("flipped", ":"),
+        "pseudo_auc": ("AUC", "-"),
     }
     for entry in entries:
         for key, (name, style) in styles.items():
@@ -238,8 +240,9 @@ def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
             if (values > 0).any():
                 axes.plot(epochs, values, style, **_line(entry, name))
     _over_epochs(axes)
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    if not entries[0].run.multi_label:
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_title("All pseudo-labels")
     _legend(figure, axes, columns=2 if len(entries) > 1 else 3)
     return figure

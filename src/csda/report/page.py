@@ -197,8 +197,15 @@ def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
             "deserve it."
         )
         pictures.append(_picture(figures.draw_pseudo_labels(judged), caption, wide=True))
-    if summarised := [entry for entry in entries if any(row.get("flip_rate") is not None for row in entry.run.metrics)]:
-        caption = "How many pseudo-labels are right, and how many of them alignment changed."
+    multi_label = entries[0].run.multi_label
+    figure = "pseudo_auc" if multi_label else "flip_rate"
+    if summarised := [entry for entry in entries if any(row.get(figure) is not None for row in entry.run.metrics)]:
+        caption = (
+            "How well pseudo-labels rank images by each label, against the truth, which the training never sees: their "
+            "mean AUC, epoch by epoch."
+            if multi_label
+            else "How many pseudo-labels are right, and how many of them alignment changed."
+        )
         pictures.append(_picture(figures.draw_pseudo_summary(summarised), caption))
     if distant := _with(entries, "labeled_marginals", "unlabeled_marginals", "aligned_marginals"):
         caption = (
