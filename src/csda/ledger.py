@@ -103,9 +103,9 @@ def read_line(run: Run) -> dict[str, Any]:
     figures |= {f"val_{name}": chosen[f"val_{name}"] for name in ("auc", "mca")}
     figures |= {f"val_{name}_last20": average(last, f"val_{name}") for name in ("auc", "mca")}
     figures |= {name: last[-1].get(name) for name in ("pseudo_accuracy", "pseudo_mca", "flip_rate")}
-    figures |= _by_group(run) | (
-        {"multi_label": 1, "pseudo_auc": last[-1].get("pseudo_auc")} if run.multi_label else {}
-    )
+    figures |= _by_group(run)
+    if run.multi_label:
+        figures |= {"multi_label": 1, "pseudo_auc": last[-1].get("pseudo_auc")}
     for prefix, values in (
         ("recall", metrics.recall(probs, labels)),
         ("class_auc", metrics.per_class_auc(probs, labels)),

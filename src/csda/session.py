@@ -308,8 +308,9 @@ class Session:
         figures = score(arrays["val_probs"], self.val_labels, "val") | score(
             arrays["test_probs"], self.test_labels, "test"
         )
-        worth = not self.task.multi_label or (self.truth >= 0).any()  # there is nothing but the truth to hold them to
-        if guesses and len(parts.unlabeled) and worth:
+        # Of several labels an image there is nothing to judge by but the truth.
+        judgeable = not self.task.multi_label or (self.truth >= 0).any()
+        if guesses and len(parts.unlabeled) and judgeable:
             raw, aligned = guess_pool(self.model, parts.unlabeled, size, self.method.pseudo_labels)
             judged, further = judge_pseudo_labels(raw, aligned, self.truth)
             figures, arrays = figures | judged, arrays | further

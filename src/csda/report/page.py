@@ -147,8 +147,7 @@ def _describe_making(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def _picture_classes(entries: Sequence[Entry]) -> list[Picture]:
-    multi_label = entries[0].run.multi_label
-    if multi_label:
+    if entries[0].run.multi_label:
         caption = (
             "How well the model ranks images by each label, with its 95 % interval, where 0.5 is guessing: "
             "rare labels stand at the bottom, and wide bars mean few test images that have it."
@@ -158,7 +157,7 @@ def _picture_classes(entries: Sequence[Entry]) -> list[Picture]:
             "Share of each class's images that the model recognises, with its 95 % interval: "
             "rare classes stand at the bottom, and wide bars mean few test images."
         )
-    return [_picture(figures.draw_classes(entries), caption, wide=len(entries) > 1 or multi_label)]
+    return [_picture(figures.draw_classes(entries), caption)]
 
 
 def _picture_curves(entries: Sequence[Entry]) -> list[Picture]:
@@ -196,7 +195,7 @@ def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
             "class's unlabeled images that get its label. Precision: the share of the images with this label that "
             "deserve it."
         )
-        pictures.append(_picture(figures.draw_pseudo_labels(judged), caption, wide=True))
+        pictures.append(_picture(figures.draw_pseudo_labels(judged), caption))
     multi_label = entries[0].run.multi_label
     figure = "pseudo_auc" if multi_label else "flip_rate"
     if summarised := [entry for entry in entries if any(row.get(figure) is not None for row in entry.run.metrics)]:
@@ -220,13 +219,13 @@ def _picture_inside(entries: Sequence[Entry]) -> list[Picture]:
     pictures = []
     if queued := _with(entries, "queue_counts"):
         caption = "Unlabeled images of each class that stand in the queue and are trained on, epoch by epoch."
-        pictures.append(_picture(figures.draw_queue(queued), caption, wide=True))
+        pictures.append(_picture(figures.draw_queue(queued), caption))
     if tempered := _with(entries, "temperatures", "flips"):
         caption = (
             "Temperature of each class (1 aligns fully with the labeled marginal, 0 with a flat one) "
             "and the share of the images predicted as it that alignment moved to another."
         )
-        pictures.append(_picture(figures.draw_alignment(tempered), caption, wide=True))
+        pictures.append(_picture(figures.draw_alignment(tempered), caption))
     return pictures
 
 
@@ -239,8 +238,8 @@ def _with(entries: Sequence[Entry], *keys: str) -> list[Entry]:
     ]
 
 
-def _picture(figure: Figure, caption: str, wide: bool = False) -> Picture:
-    return Picture(figures.to_svg(figure, caption), caption, wide)
+def _picture(figure: Figure, caption: str) -> Picture:
+    return Picture(figures.to_svg(figure, caption), caption, wide=figure.get_figwidth() * 72 > figures.HALF)
 
 
 def _format_duration(seconds: float) -> str:

@@ -29,6 +29,9 @@ COMPARED = {
 }
 """Figures of NAME_gaps.csv, and the columns of NAME_runs.csv that they are differences of."""
 
+DIFFERENCES = ("ΔAUC", "ΔMCA", "ΔMCA, both ÷ prior", "validation ΔAUC, last 20", "validation ΔMCA, last 20")
+"""The same over the columns of a page."""
+
 GAPS = (
     "method", "reference", "labels", "split", "seeds",
     *(f"{figure}_{part}" for figure in COMPARED for part in ("gap", "low", "high")),
@@ -220,8 +223,7 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
     if len(experiment.labels) == 1:
         return []
     reference = experiment.rows[0].name
-    titles = ["method", "split", "AUC", "MCA", "paired seeds", "ΔAUC", "ΔMCA", "ΔMCA, both ÷ prior"]
-    titles += ["validation ΔAUC, last 20", "validation ΔMCA, last 20"]
+    titles = ["method", "split", "AUC", "MCA", "paired seeds", *DIFFERENCES]
     titles += ["paper ΔAUC / ΔMCA"] if any("paper_auc_gap" in gap for gap in against.values()) else []
     lines = []
     for row in experiment.rows:
@@ -241,15 +243,13 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
 def _format_splits(experiment: Experiment, against: Against) -> list[str]:
     """A section with the differences to the first row over all splits."""
     reference = experiment.rows[0].name
-    titles = ["method", "labels", "splits", "ΔAUC", "ΔMCA", "ΔMCA, both ÷ prior"]
-    titles += ["validation ΔAUC, last 20", "validation ΔMCA, last 20"]
     lines = [
         _table_row([gap["method"], gap["labels"], str(gap["seeds"]), *_points(gap, tuple(COMPARED))])
         for (_, other, _, split), gap in against.items()
         if (other, split) == (reference, "all")
     ]
     head = ["## Mean over splits", "", "Each split counts as the mean of its seeds; intervals are over splits.", ""]
-    return [*head, *_table_head(titles), *lines, ""] if lines else []
+    return [*head, *_table_head(["method", "labels", "splits", *DIFFERENCES]), *lines, ""] if lines else []
 
 
 def _format_findings(experiment: Experiment, results: Sequence[Line]) -> list[str]:
