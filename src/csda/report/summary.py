@@ -248,7 +248,10 @@ def _format_splits(experiment: Experiment, against: Against) -> list[str]:
         for (_, other, _, split), gap in against.items()
         if (other, split) == (reference, "all")
     ]
-    head = ["## Mean over splits", "", "Each split counts as the mean of its seeds; intervals are over splits.", ""]
+    words = (
+        "Each split counts as the mean of its seeds; intervals are over splits, here and where the split above is all."
+    )
+    head = ["## Mean over splits", "", words, ""]
     return [*head, *_table_head(["method", "labels", "splits", *DIFFERENCES]), *lines, ""] if lines else []
 
 
