@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 def predict_pool(model: TwoStream, pool: ImagePool, batch_size: int, *, multi_label: bool) -> Floats:
     """The student's probabilities [N, n] for every image of a pool, in order."""
-    batches = _over(model, pool, batch_size, lambda images: (probabilities(model(images).float(), multi_label),))
+    batches = _over(model, pool, batch_size, lambda images: (probabilities(model(images), multi_label),))
     return batches[0]
 
 

@@ -45,27 +45,29 @@ def chests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _train(data: Path, out: Path, name: str) -> Run:
+def _train(data: Path, out: Path, name: str, precision: str = "float32") -> Run:
     own = METHODS[name].settings.model_fields
     parts = {"capacity": 16, "refresh_batch_size": 16} if "capacity" in own else {}
-    settings = SMALL | parts
+    settings = SMALL | parts | {"precision": precision}
     if name == "lsse":
         del settings["lr"]
     return train(data, method=name, labels=LABELS, out=out, settings=settings, reporter=Reporter())
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("name", METHODS)
-def test_with_one_class_an_image(name: str, images: Path, tmp_path: Path) -> None:
-    run = _train(images, tmp_path / "run", name)
+def test_with_one_class_an_image(name: str, precision: str, images: Path, tmp_path: Path) -> None:
+    run = _train(images, tmp_path / "run", name, precision)
     assert run.finished
     assert len(run.metrics) == 2
     assert 0 <= run.metrics[-1]["test_mca"] <= 1
     assert run.settings.lr == (1e-4 if name == "lsse" else SMALL["lr"])
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if entry.multi_label])
-def test_with_several_labels_an_image(name: str, chests: Path, tmp_path: Path) -> None:
-    run = _train(chests, tmp_path / "run", name)
+def test_with_several_labels_an_image(name: str, precision: str, chests: Path, tmp_path: Path) -> None:
+    run = _train(chests, tmp_path / "run", name, precision)
     assert run.finished
     assert 0 <= run.metrics[-1]["test_auc"] <= 1
 

@@ -55,7 +55,7 @@ class GLM(SelfTraining):
         labeled_images = self.looked_at(labeled_images)
         if self.guesses_in_training:
             with torch.no_grad():
-                probs = self.probabilities(model.forward_apart(*views).float())
+                probs = self.probabilities(model.forward_apart(*views))
             labeled_probs = self.predict(model, labeled_images) if len(labeled_images) else probs[:0]
         else:
             probs = self.predict(model, labeled_images, *views)
@@ -88,8 +88,8 @@ class GLM(SelfTraining):
             return super().labeled_loss(logits, targets)
         targets = targets if targets.is_floating_point() else self.as_probabilities(targets)
         with torch.autocast(logits.device.type, enabled=False):
-            loss = F.binary_cross_entropy(self.probabilities(logits.float()), targets, reduction="none")
+            loss = F.binary_cross_entropy(self.probabilities(logits), targets, reduction="none")
         return loss.sum(dim=-1).mean()
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        return consistency_loss(self.probabilities(logits.float()), targets, mask)
+        return consistency_loss(self.probabilities(logits), targets, mask)

@@ -61,7 +61,7 @@ class LSSE(Method):
         labeled_logits, logits = model.head(latent).split((len(labeled), len(unlabeled)))
 
         targets, known = self.recall(unlabeled.indices)
-        self.remember(unlabeled.indices, self.probabilities(logits.detach().float()))
+        self.remember(unlabeled.indices, self.probabilities(logits.detach()))
         supervised = self.labeled_loss(labeled_logits, labeled.targets)
         agreement = self.unlabeled_loss(logits, targets, known)
         evidence = self.evidence_loss(images, latent, mean, log_variance)
@@ -88,7 +88,7 @@ class LSSE(Method):
         self.visits[indices] = self.visits[indices] + 1.0
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        return consistency_loss(self.probabilities(logits.float()), targets, mask) / self.task.num_classes
+        return consistency_loss(self.probabilities(logits), targets, mask) / self.task.num_classes
 
     def evidence_loss(self, images: Tensor, latent: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
         """The negative evidence lower bound of the images [B, C, S, S], a pixel: reconstruction and divergence."""

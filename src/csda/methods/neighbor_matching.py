@@ -98,4 +98,4 @@ class NeighborMatching(SelfTraining):
     def _look(self, model: TwoStream, *images: Tensor) -> tuple[Tensor, Tensor]:
         """The teacher's features [B, 256], of length 1 each, and what it predicts."""
         features = model.ranks.map(model.teacher, *images)
-        return F.normalize(features.float(), dim=-1), self.probabilities(model.head(features).float())
+        return F.normalize(features.float(), dim=-1), self.probabilities(model.head(features))

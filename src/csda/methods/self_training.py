@@ -154,7 +154,7 @@ class SelfTraining(Method):
     def predict(self, model: TwoStream, *images: Tensor) -> Tensor:
         """What the teacher, or without one the student in evaluation mode, predicts: probabilities, no gradient."""
         logits = model.teach(*images) if self.settings.teacher == "ema" else model.guess(*images)
-        return self.probabilities(logits.float())
+        return self.probabilities(logits)
 
     def guess(
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
@@ -190,7 +190,7 @@ class SelfTraining(Method):
         supervised = self.labeled_loss(labeled_logits, labels)
         targets, mask = guesses()
         if self.settings.labeled_from == "student" and self.settings.observes:
-            labeled_probs = self.probabilities(labeled_logits.detach().float())
+            labeled_probs = self.probabilities(labeled_logits.detach())
             with beside(labels.device, labeled_probs, labels):
                 self.refinement.observe_labeled(labeled_probs, labels)
         return supervised, self.unlabeled_loss(logits, targets, mask)

@@ -17,8 +17,8 @@ from csda.ranks import Ranks
 
 
 def probabilities(logits: Tensor, multi_label: bool) -> Tensor:
-    """A distribution over classes, or in a multi-label set each label's own probability."""
-    return torch.sigmoid(logits) if multi_label else torch.softmax(logits, dim=-1)
+    """A distribution over classes, or in a multi-label set each label's own probability, in float32."""
+    return torch.sigmoid(logits.float()) if multi_label else torch.softmax(logits.float(), dim=-1)
 
 
 class TwoStream(nn.Module):
