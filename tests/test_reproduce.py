@@ -235,6 +235,13 @@ def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tm
     assert count == 0
     assert "| csda, short queue |" in page.read_text()
     assert 1000 < (tmp_path / "results" / name).stat().st_size < 500_000
+    if kind == "epochs":
+        lines = _read(tmp_path / "results" / "fig_epochs.csv")
+        assert [line["epoch"] for line in lines] == ["1", "2"]
+        assert {(line["method"], line["labels"], line["seeds"]) for line in lines} == {("csda, short queue", "21", "2")}
+        runs = [file.read_text().splitlines() for file in (tmp_path / "runs").rglob("csda*/metrics.jsonl")]
+        expected = sum(json.loads(run[1])["test_auc"] for run in runs) / 2
+        assert float(lines[1]["test_auc"]) == pytest.approx(expected, abs=1e-6)
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(RunError, match="no run of it has finished"):
         grid(text, "fig", only_finished=True)

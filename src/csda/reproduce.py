@@ -8,6 +8,7 @@ An experiment is a TOML file: rows (a method with settings), label budgets, spli
     NAME_gaps.csv   paired differences over seeds with their intervals: to the baseline, and of csda to every other row
     NAME.md         the same as a page, which also says what is missing
     NAME.svg        a picture (.png where it shows photographs)
+    NAME_epochs.csv where the picture shows epochs, its curves: means over seeds
     NAME.json       the command, commit, machine and date, and the complete settings of every row
 """
 
@@ -30,6 +31,7 @@ from csda.methods import METHODS
 from csda.progress import Reporter
 from csda.report.grid import draw_experiment, write_grid
 from csda.report.paper import (
+    average_epochs,
     draw_confusions,
     draw_epochs,
     draw_examples,
@@ -301,3 +303,19 @@ def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) 
     else:
         draw = {"confusion": draw_confusions, "temperature": draw_temperatures, "epochs": draw_epochs}
         write_grid(draw[experiment.figure](runs), picture)
+    if experiment.figure == "epochs":
+        lines = _average_epochs(found)
+        columns = list(dict.fromkeys(column for line in lines for column in line))
+        write_csv(out / f"{stem}_epochs.csv", columns, _cells(lines, columns))
+
+
+def _average_epochs(found: Sequence[Found]) -> list[dict[str, Any]]:
+    """A line for each row, budget, split and epoch."""
+    runs: dict[tuple[str, str, str], list[Run]] = {}
+    for cell, _ in found:
+        runs.setdefault((cell.title, cell.labels, cell.split), []).append(Run(cell.folder))
+    return [
+        {"method": method, "labels": labels, "split": split, "seeds": len(own), **line}
+        for (method, labels, split), own in runs.items()
+        for line in average_epochs(own)
+    ]

@@ -87,7 +87,7 @@ def test_bis_ends_with_balanced_batches_and_others_do_not(images: Path) -> None:
             session.begin_epoch(epoch)
             drawn = torch.cat([labeled for labeled, _, _ in session.sample(epoch)])
             classes = session.parts.labeled.targets[drawn].bincount(minlength=3)
-            shares[name, epoch] = (classes / classes.sum()).numpy()
+            shares[name, epoch] = (classes / classes.sum()).cpu().numpy()
     natural = shares["fixmatch", 1]
     assert natural.max() - natural.min() > 0.15
     np.testing.assert_allclose(shares["fixmatch", 2], natural, atol=0.01)

@@ -105,6 +105,25 @@ def test_rows_without_guesses_have_no_curve_of_them(make_aligned: Callable[..., 
     assert len(paper.draw_epochs({"b": [silent]}).axes) == 3
 
 
+def test_epochs_of_several_labels_an_image_show_aucs(make_multi_label_run: Callable[[], Path]) -> None:
+    run = Run(make_multi_label_run())
+    for row in run.metrics[1:]:
+        row["pseudo_auc"] = 0.5
+    titles = [axes.get_title("left") for axes in paper.draw_epochs({"csda": [run]}).axes]
+    assert titles == ["test AUC", "validation AUC", "loss on the labeled images", "AUC of the guesses"]
+
+
+def test_figures_of_an_epoch_are_means_of_what_runs_have(make_run: MakeRun) -> None:
+    runs = [Run(make_run("csda", seed)) for seed in (0, 1)]
+    runs[1].metrics[2]["pseudo_mca"] = None
+    lines = paper.average_epochs(runs)
+    assert [line["epoch"] for line in lines] == [row["epoch"] for row in runs[0].metrics]
+    assert lines[3]["test_auc"] == pytest.approx((runs[0].metrics[3]["test_auc"] + runs[1].metrics[3]["test_auc"]) / 2)
+    assert lines[2]["pseudo_mca"] == runs[0].metrics[2]["pseudo_mca"]
+    assert lines[0].get("pseudo_mca") is None
+    assert "seconds" not in lines[0]
+
+
 def test_examples_show_truth_and_guesses(tmp_path: Path) -> None:
     image = np.full((8, 8, 3), 200, dtype=np.uint8)
     examples = [

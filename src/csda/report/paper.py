@@ -101,16 +101,21 @@ def draw_temperatures(runs: Runs) -> Figure:
 @matplotlib.rc_context(STYLE)
 def draw_epochs(runs: Runs) -> Figure:
     """AUC and MCA of the test images, the loss on the labeled ones, and how many guesses are right, over the epochs of
-    each row."""
-    columns = {"test_auc": "test AUC", "test_mca": "test MCA", "labeled_loss": "loss on the labeled images"}
-    guess = {name: own for name, own in runs.items() if any("pseudo_accuracy" in row for row in own[0].metrics)}
+    each row. Where an image may have several labels, validation AUC in the place of MCA, and the AUC of the guesses."""
+    if next(iter(runs.values()))[0].multi_label:
+        second, guessed = {"val_auc": "validation AUC"}, {"pseudo_auc": "AUC of the guesses"}
+    else:
+        second, guessed = {"test_mca": "test MCA"}, {"pseudo_accuracy": "share of guesses that are right"}
+    columns = {"test_auc": "test AUC", **second, "labeled_loss": "loss on the labeled images"}
+    (key,) = guessed
+    guess = {name: own for name, own in runs.items() if any(key in row for row in own[0].metrics)}
     if guess:
-        columns["pseudo_accuracy"] = "share of guesses that are right"
+        columns |= guessed
     figure = Figure(figsize=(5.4 * len(columns), 4.6), facecolor="white", layout="constrained")
     panels = figure.subplots(1, len(columns))
     colours = colour_rows(runs)
     for axes, (column, title) in zip(panels, columns.items(), strict=True):
-        for name, own in (guess if column == "pseudo_accuracy" else runs).items():
+        for name, own in (guess if column == key else runs).items():
             _draw_column(axes, own, column, colours[name], name)
         axes.set(title=title, xlabel="epoch", xscale="log")
         axes.xaxis.set_major_formatter("{x:g}")
@@ -120,6 +125,19 @@ def draw_epochs(runs: Runs) -> Figure:
     panels[2].yaxis.set_major_formatter("{x:g}")
     panels[0].legend()
     return figure
+
+
+def average_epochs(runs: Sequence[Run]) -> list[dict[str, float | None]]:
+    """A line for each epoch: means over runs of what `metrics.jsonl` has, but for the seconds."""
+    columns = dict.fromkeys(
+        key for run in runs for row in run.metrics for key in row if key not in ("epoch", "seconds")
+    )
+    lines = []
+    for rows in zip(*(run.metrics for run in runs), strict=True):
+        seen = {key: [row[key] for row in rows if row.get(key) is not None] for key in columns}
+        means = {key: float(np.mean(values)) if values else None for key, values in seen.items()}
+        lines.append({"epoch": rows[0]["epoch"], **means})
+    return lines
 
 
 def temper_entry(entry: Array, temperature: float, n: int) -> Array:
