@@ -8,7 +8,11 @@ An experiment is a TOML file: rows (a method with settings), label budgets, spli
     NAME_gaps.csv   paired differences over seeds with their intervals: to the baseline, and of csda to every other row
     NAME.md         the same as a page, which also says what is missing
     NAME.svg        a picture (.png where it shows photographs)
-    NAME_epochs.csv where the picture shows epochs, its curves: means over seeds
+
+and where the picture shows epochs, means over seeds:
+
+    NAME_epochs.csv     every figure of an epoch
+    NAME_guesses.csv    the unlabeled images of each class, those guessed as it, the right ones, and those in the queue
     NAME.json       the command, commit, machine and date, and the complete settings of every row
 """
 
@@ -16,7 +20,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +36,7 @@ from csda.progress import Reporter
 from csda.report.grid import draw_experiment, write_grid
 from csda.report.paper import (
     average_epochs,
+    count_guesses,
     draw_confusions,
     draw_epochs,
     draw_examples,
@@ -304,18 +309,22 @@ def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) 
         draw = {"confusion": draw_confusions, "temperature": draw_temperatures, "epochs": draw_epochs}
         write_grid(draw[experiment.figure](runs), picture)
     if experiment.figure == "epochs":
-        lines = _average_epochs(found)
-        columns = list(dict.fromkeys(column for line in lines for column in line))
-        write_csv(out / f"{stem}_epochs.csv", columns, _cells(lines, columns))
+        _write_by_epoch(out / f"{stem}_epochs.csv", found, average_epochs)
+        _write_by_epoch(out / f"{stem}_guesses.csv", found, count_guesses)
 
 
-def _average_epochs(found: Sequence[Found]) -> list[dict[str, Any]]:
-    """A line for each row, budget, split and epoch."""
+def _write_by_epoch(
+    path: Path, found: Sequence[Found], tell: Callable[[Sequence[Run]], Sequence[Mapping[str, Any]]]
+) -> None:
+    """What is told of the runs of each row, budget and split; no file where nothing is."""
     runs: dict[tuple[str, str, str], list[Run]] = {}
     for cell, _ in found:
         runs.setdefault((cell.title, cell.labels, cell.split), []).append(Run(cell.folder))
-    return [
+    lines = [
         {"method": method, "labels": labels, "split": split, "seeds": len(own), **line}
         for (method, labels, split), own in runs.items()
-        for line in average_epochs(own)
+        for line in tell(own)
     ]
+    if lines:
+        columns = list(dict.fromkeys(column for line in lines for column in line))
+        write_csv(path, columns, _cells(lines, columns))

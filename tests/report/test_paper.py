@@ -124,6 +124,22 @@ def test_figures_of_an_epoch_are_means_of_what_runs_have(make_run: MakeRun) -> N
     assert "seconds" not in lines[0]
 
 
+def test_guesses_of_a_class_are_counted(make_run: MakeRun) -> None:
+    runs = [Run(make_run("csda", seed)) for seed in (0, 1)]
+    for run in runs:
+        run.history["pseudo_confusion"][0] = np.nan  # the first epoch is on labels alone
+    lines = paper.count_guesses(runs)
+    name = runs[0].classes[2]
+    (line,) = (line for line in lines if line["epoch"] == 3 and line["class"] == name)
+    confusions, queues = ([run.history[key][2] for run in runs] for key in ("pseudo_confusion", "queue_counts"))
+    assert line["images"] == sum(table[2, i] for table in confusions for i in range(7)) / 2
+    assert line["guessed"] == sum(table[i, 2] for table in confusions for i in range(7)) / 2
+    assert line["right"] == sum(table[2, 2] for table in confusions) / 2
+    assert line["queued"] == sum(queue[2] for queue in queues) / 2
+    assert {line["epoch"] for line in lines} == {row["epoch"] for row in runs[0].metrics[1:]}
+    assert paper.count_guesses([Run(make_run("baseline", 0))]) == []
+
+
 def test_examples_show_truth_and_guesses(tmp_path: Path) -> None:
     image = np.full((8, 8, 3), 200, dtype=np.uint8)
     examples = [

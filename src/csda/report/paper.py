@@ -140,6 +140,24 @@ def average_epochs(runs: Sequence[Run]) -> list[dict[str, float | None]]:
     return lines
 
 
+def count_guesses(runs: Sequence[Run]) -> list[dict[str, float | str]]:
+    """A line for each epoch with guesses and each class: means over runs of the unlabeled images of the class, of those
+    guessed as it, of these the right ones, and of those in the queue, where there is one."""
+    confusions = [run.history["pseudo_confusion"] for run in runs if "pseudo_confusion" in run.history]
+    if not confusions:
+        return []
+    mean = np.mean(confusions, axis=0)
+    counts = {"images": mean.sum(axis=2), "guessed": mean.sum(axis=1), "right": np.diagonal(mean, axis1=1, axis2=2)}
+    if "queue_counts" in runs[0].history:
+        counts["queued"] = np.mean([run.history["queue_counts"] for run in runs], axis=0)
+    return [
+        {"epoch": epoch, "class": name, **{key: float(values[at, i]) for key, values in counts.items()}}
+        for at, epoch in enumerate(runs[0].history["epochs"].tolist())
+        if not np.isnan(mean[at]).any()
+        for i, name in enumerate(runs[0].classes)
+    ]
+
+
 def temper_entry(entry: Array, temperature: float, n: int) -> Array:
     """An entry of Normalize(λ^T) by what it was in λ, a row of n in which the others share the rest evenly."""
     own, others = entry**temperature, (n - 1) * ((1 - entry) / (n - 1)) ** temperature
