@@ -32,6 +32,15 @@ Runs = Mapping[str, Sequence[Run]]
 CURVES = (0.3, 0.5, 0.7, 1.0)
 """Constant temperatures that the paper shows."""
 
+EPOCH_TITLES = {
+    "test_auc": "test AUC",
+    "test_mca": "test MCA",
+    "val_auc": "validation AUC",
+    "labeled_loss": "loss on the labeled images",
+    "pseudo_accuracy": "share of guesses that are right",
+    "pseudo_auc": "AUC of the guesses",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -102,22 +111,17 @@ def draw_temperatures(runs: Runs) -> Figure:
 def draw_epochs(runs: Runs) -> Figure:
     """AUC and MCA of the test images, the loss on the labeled ones, and how many guesses are right, over the epochs of
     each row. Where an image may have several labels, validation AUC in the place of MCA, and the AUC of the guesses."""
-    if next(iter(runs.values()))[0].multi_label:
-        second, guessed = {"val_auc": "validation AUC"}, {"pseudo_auc": "AUC of the guesses"}
-    else:
-        second, guessed = {"test_mca": "test MCA"}, {"pseudo_accuracy": "share of guesses that are right"}
-    columns = {"test_auc": "test AUC", **second, "labeled_loss": "loss on the labeled images"}
-    (key,) = guessed
-    guess = {name: own for name, own in runs.items() if any(key in row for row in own[0].metrics)}
-    if guess:
-        columns |= guessed
+    multi_label = next(iter(runs.values()))[0].multi_label
+    guessed = "pseudo_auc" if multi_label else "pseudo_accuracy"
+    guess = {name: own for name, own in runs.items() if any(guessed in row for row in own[0].metrics)}
+    columns = ["test_auc", "val_auc" if multi_label else "test_mca", "labeled_loss", *([guessed] if guess else [])]
     figure = Figure(figsize=(5.4 * len(columns), 4.6), facecolor="white", layout="constrained")
     panels = figure.subplots(1, len(columns))
     colours = colour_rows(runs)
-    for axes, (column, title) in zip(panels, columns.items(), strict=True):
-        for name, own in (guess if column == key else runs).items():
+    for axes, column in zip(panels, columns, strict=True):
+        for name, own in (guess if column == guessed else runs).items():
             _draw_column(axes, own, column, colours[name], name)
-        axes.set(title=title, xlabel="epoch", xscale="log")
+        axes.set(title=EPOCH_TITLES[column], xlabel="epoch", xscale="log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
         axes.set_xlim(left=1)
