@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -11,19 +10,19 @@ import torch
 
 from tiny import train_tiny
 
-SEEDS = range(5)
+SEEDS = range(10)
 
 
 def test_bf16_and_float32_agree_within_the_spread_over_seeds(tiny_images: Path, tmp_path: Path) -> None:
-    """On a GPU also with its own kernels and graphs against eager steps of torch's, whose draws are others."""
+    """On a GPU also with its own kernels and graphs against eager steps of torch's. Draws are others then, which five
+    seeds are too few for."""
     plain = {"precision": "float32", "kernels": False, "cuda_graph": False}
     scores: dict[str, list[float]] = {}
     for name, settings in (("plain", plain), ("fast", {"precision": "bf16"})):
         runs = [train_tiny(tiny_images, tmp_path / f"{name}-{seed}", seed=seed, **settings) for seed in SEEDS]
         scores[name] = [run.result["auc_last20"] for run in runs]
     assert scores["fast"] != scores["plain"], "the precision changed nothing at all"
-    deviation = sqrt(sum(stdev(values) ** 2 / len(SEEDS) for values in scores.values()))
-    assert abs(mean(scores["fast"]) - mean(scores["plain"])) <= 2 * deviation
+    assert abs(mean(scores["fast"]) - mean(scores["plain"])) <= stdev(scores["plain"])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -242,6 +242,8 @@ def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tm
         runs = [file.read_text().splitlines() for file in (tmp_path / "runs").rglob("csda*/metrics.jsonl")]
         expected = sum(json.loads(run[1])["test_auc"] for run in runs) / 2
         assert float(lines[1]["test_auc"]) == pytest.approx(expected, abs=1e-6)
+        guesses = _read(tmp_path / "results" / "fig_guesses.csv")
+        assert {(line["method"], line["epoch"], line["seeds"]) for line in guesses} == {("csda, short queue", "2", "2")}
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(RunError, match="no run of it has finished"):
         grid(text, "fig", only_finished=True)

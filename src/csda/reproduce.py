@@ -8,19 +8,19 @@ An experiment is a TOML file: rows (a method with settings), label budgets, spli
     NAME_gaps.csv   paired differences over seeds with their intervals: to the baseline, and of csda to every other row
     NAME.md         the same as a page, which also says what is missing
     NAME.svg        a picture (.png where it shows photographs)
+    NAME.json       the command, commit, machine and date, and the complete settings of every row
 
 and where the picture shows epochs, means over seeds:
 
     NAME_epochs.csv     every figure of an epoch
     NAME_guesses.csv    the unlabeled images of each class, those guessed as it, the right ones, and those in the queue
-    NAME.json       the command, commit, machine and date, and the complete settings of every row
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -278,53 +278,46 @@ def _write_all(
     results = [line for _, line in found]
     summary = summarize(experiment, results)
     gaps = compare_rows(experiment, results)
-    columns = list(dict.fromkeys(column for line in results for column in line))
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / f"{stem}_runs.csv", columns, _cells(results, columns))
-    write_csv(out / f"{stem}.csv", COLUMNS, _cells(summary, COLUMNS))
-    write_csv(out / f"{stem}_gaps.csv", GAPS, _cells(gaps, GAPS))
+    _write_lines(out / f"{stem}_runs.csv", results)
+    _write_lines(out / f"{stem}.csv", summary, COLUMNS)
+    _write_lines(out / f"{stem}_gaps.csv", gaps, GAPS)
     write_whole(out / f"{stem}.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     _draw(out, stem, experiment, found)
     return write_whole(out / f"{stem}.md", format_page(experiment, results, summary, gaps, about, missing))
 
 
-def _cells(lines: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[list[object]]:
-    columns = list(columns)
+def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Lines as CSV, with all the columns that they have where none are named."""
+    columns = columns or list(dict.fromkeys(column for line in lines for column in line))
     shown = ([line.get(column) for column in columns] for line in lines)
-    return [[f"{value:.6g}" if isinstance(value, float) else value for value in line] for line in shown]
+    cells = [[f"{value:.6g}" if isinstance(value, float) else value for value in line] for line in shown]
+    write_csv(path, columns, cells)
 
 
 def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) -> None:
-    """The paper's figure, or a picture of the grid."""
+    """The paper's figure, or a picture of the grid; beside a picture of epochs, its numbers."""
     picture = out / f"{stem}.svg"
     if experiment.figure is None:
         write_grid(draw_experiment(experiment, [line for _, line in found]), picture)
         return
-    runs: dict[str, list[Run]] = {}
+    places: dict[tuple[str, str, str], list[Run]] = {}
     for cell, _ in found:
-        runs.setdefault(cell.title, []).append(Run(cell.folder))
+        places.setdefault((cell.title, cell.labels, cell.split), []).append(Run(cell.folder))
+    runs: dict[str, list[Run]] = {}
+    for (title, *_), own in places.items():
+        runs.setdefault(title, []).extend(own)
     if experiment.figure == "examples":
         write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), out / f"{stem}.png")
     else:
         draw = {"confusion": draw_confusions, "temperature": draw_temperatures, "epochs": draw_epochs}
         write_grid(draw[experiment.figure](runs), picture)
     if experiment.figure == "epochs":
-        _write_by_epoch(out / f"{stem}_epochs.csv", found, average_epochs)
-        _write_by_epoch(out / f"{stem}_guesses.csv", found, count_guesses)
-
-
-def _write_by_epoch(
-    path: Path, found: Sequence[Found], tell: Callable[[Sequence[Run]], Sequence[Mapping[str, Any]]]
-) -> None:
-    """What is told of the runs of each row, budget and split; no file where nothing is."""
-    runs: dict[tuple[str, str, str], list[Run]] = {}
-    for cell, _ in found:
-        runs.setdefault((cell.title, cell.labels, cell.split), []).append(Run(cell.folder))
-    lines = [
-        {"method": method, "labels": labels, "split": split, "seeds": len(own), **line}
-        for (method, labels, split), own in runs.items()
-        for line in tell(own)
-    ]
-    if lines:
-        columns = list(dict.fromkeys(column for line in lines for column in line))
-        write_csv(path, columns, _cells(lines, columns))
+        for kind, tell in (("epochs", average_epochs), ("guesses", count_guesses)):
+            lines = [
+                {"method": method, "labels": labels, "split": split, "seeds": len(own), **line}
+                for (method, labels, split), own in places.items()
+                for line in tell(own)
+            ]
+            if lines:
+                _write_lines(out / f"{stem}_{kind}.csv", lines)

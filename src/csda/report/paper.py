@@ -22,6 +22,7 @@ from csda.data.listing import JOIN, NONE_PRESENT
 from csda.data.records import Pixels
 from csda.report.figures import PALETTE, STYLE, fill_confusion, marginal_distances, read_series
 from csda.report.grid import colour_rows
+from csda.report.summary import average
 from csda.report.tables import COLOURS, METHOD_COLOURS
 from csda.runs import Run, write_whole
 
@@ -133,24 +134,17 @@ def draw_epochs(runs: Runs) -> Figure:
 
 def average_epochs(runs: Sequence[Run]) -> list[dict[str, float | None]]:
     """A line for each epoch: means over runs of what `metrics.jsonl` has, but for the seconds."""
-    columns = dict.fromkeys(
-        key for run in runs for row in run.metrics for key in row if key not in ("epoch", "seconds")
-    )
-    lines = []
-    for rows in zip(*(run.metrics for run in runs), strict=True):
-        seen = {key: [row[key] for row in rows if row.get(key) is not None] for key in columns}
-        means = {key: float(np.mean(values)) if values else None for key, values in seen.items()}
-        lines.append({"epoch": rows[0]["epoch"], **means})
-    return lines
+    columns = dict.fromkeys(key for run in runs for row in run.metrics for key in row if key != "seconds")
+    epochs = zip(*(run.metrics for run in runs), strict=True)
+    return [{key: average(rows, key) for key in columns} for rows in epochs]
 
 
 def count_guesses(runs: Sequence[Run]) -> list[dict[str, float | str]]:
     """A line for each epoch with guesses and each class: means over runs of the unlabeled images of the class, of those
     guessed as it, of these the right ones, and of those in the queue, where there is one."""
-    confusions = [run.history["pseudo_confusion"] for run in runs if "pseudo_confusion" in run.history]
-    if not confusions:
+    if "pseudo_confusion" not in runs[0].history:
         return []
-    mean = np.mean(confusions, axis=0)
+    mean = np.mean([run.history["pseudo_confusion"] for run in runs], axis=0)
     counts = {"images": mean.sum(axis=2), "guessed": mean.sum(axis=1), "right": np.diagonal(mean, axis1=1, axis2=2)}
     if "queue_counts" in runs[0].history:
         counts["queued"] = np.mean([run.history["queue_counts"] for run in runs], axis=0)
