@@ -41,6 +41,14 @@ def test_real_counts(real_data: Path) -> None:
     assert sum(record.label == () for record in dataset.records) == 2754
 
 
+def test_parts_of_table6_are_as_the_results_count_them(real_data: Path) -> None:
+    dataset = load_dataset(real_data / "nih_chestxray14")
+    for labels, labeled in (("5% of groups", 313), ("50% of groups", 1923)):
+        split = split_dataset(dataset, labels=labels, by="group", seed=0)
+        assert (len(split.labeled), len(split.val), len(split.test)) == (labeled, 500, 1000)
+        assert len({record.group for record in split.val}) == 89
+
+
 @pytest.mark.parametrize("by", ["image", "group"])
 def test_every_finding_is_in_every_part_of_the_real_set(by: str, real_data: Path) -> None:
     split = split_dataset(load_dataset(real_data / "nih_chestxray14"), labels="10%", by=by)  # type: ignore[arg-type]
