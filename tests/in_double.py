@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from csda import session
+from csda import trainer
 from csda.cli import main
 from tiny import train_tiny
 
@@ -26,24 +26,24 @@ def train_all(images: Path, out: Path, cases: Sequence[Mapping[str, Any]], envir
     """Train a case after the other, each in a folder of its number; `environment` is what torchrun would set."""
     os.environ |= environment
     use_double()
-    session.Session._epoch_seconds = lambda held: 1.0  # type: ignore[method-assign]
+    trainer.Trainer._epoch_seconds = lambda held: 1.0  # type: ignore[method-assign]
     for number, case in enumerate(cases):
         train_tiny(images, out / str(number), **case)
 
 
 def die_in_epoch(epoch: int) -> None:
     """After its first step, which all processes make together."""
-    sample = session.Session.sample
+    sample = trainer.Trainer.sample
 
     def sample_and_die(
-        held: session.Session, number: int, *, labels_only: bool = False
+        held: trainer.Trainer, number: int, *, labels_only: bool = False
     ) -> Iterator[tuple[torch.Tensor, ...]]:
         for step, inputs in enumerate(sample(held, number, labels_only=labels_only)):
             if (number, step) == (epoch, 1):
                 os.kill(os.getpid(), signal.SIGKILL)
             yield inputs
 
-    session.Session.sample = sample_and_die  # type: ignore[assignment,method-assign]
+    trainer.Trainer.sample = sample_and_die  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":

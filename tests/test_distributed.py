@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from csda.distributed import Ranks
 from csda.engine import choose_device
 from csda.errors import ConfigError
 from csda.methods import METHODS
@@ -21,7 +22,6 @@ from csda.models.backbones import BACKBONES, build_encoder
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.two_stream import TwoStream
 from csda.progress import Reporter
-from csda.ranks import Ranks
 from csda.runs import Run
 from csda.training import configure, require_possible
 from in_double import train_all

@@ -246,15 +246,6 @@ def test_the_run_folder_is_described(tiny_images: Path, tmp_path: Path) -> None:
     assert _first_cells(page, "result.json") == set(run.result)
 
 
-def test_the_readme_tree_names_every_module_and_nothing_else() -> None:
-    root = Path(__file__).parent.parent
-    tree = (root / "README.md").read_text().split("```text\nsrc/csda/\n")[1].split("experiments/ ")[0]
-    named = {line.split()[0] for line in tree.splitlines() if line.strip()}
-    package = root / "src" / "csda"
-    there = {str(path.relative_to(package)) for path in package.rglob("*.py") if not path.name.startswith("__")}
-    assert named == there
-
-
 def test_the_readme_shows_the_loop_that_is_run() -> None:
     root = Path(__file__).parent.parent
     block = (root / "docs" / "how-to" / "own-loop.md").read_text().split("```python\n")[1].split("```")[0]

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from csda.bench.sessions import open_session
 from csda.engine import CROWD, Crowd, Engine, choose_device, make_optimizer, restore_optimizer, set_learning_rate
 from csda.errors import ConfigError
 from csda.replay import repeat
+from csda.research.bench.noise import open_trainer
 
 CPU = torch.device("cpu")
 
@@ -330,7 +330,7 @@ def test_a_queue_renewed_by_epoch_is_the_same_by_replay(monkeypatch: pytest.Monk
     small = {"preset": "paper", "image_size": 32, "capacity": 16, "refresh_batch_size": 8, "threads": 1}
     states = []
     for capture in (False, True):
-        session = open_session("csda", {**small, "device": "cuda", "precision": "float32", "cuda_graph": capture})
+        session = open_trainer("csda", {**small, "device": "cuda", "precision": "float32", "cuda_graph": capture})
         model, method, parts = session.model, session.method, session.parts
         parts.seed(3)
         with session.engine.arithmetic():

@@ -9,7 +9,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor
 
 from csda.data.augment import Augmentation, plain
-from csda.data.batches import ImagePool
+from csda.data.loader import ImagePool
 from csda.evaluate import guess_pool, judge_pseudo_labels, predict_pool, score
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from csda import streams
 from csda.config import RunConfig
-from csda.data.batches import Batch, ImagePool
+from csda.data.loader import Batch, ImagePool
 from csda.errors import ConfigError
+from csda.fast import streams
 from csda.methods import METHODS
 from csda.replay import repeated_by
 from reference.cases import OnDevice

@@ -32,7 +32,8 @@ import pytest
 
 from csda import demo
 from csda.metrics import paired_interval
-from csda.report.summary import COLUMNS
+from csda.research.experiments import HERE
+from csda.research.summary import COLUMNS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -130,7 +131,7 @@ def test_tables_say_what_the_benchmarks_say() -> None:
 
 
 def test_what_is_said_of_the_papers_thresholds_follows_from_them() -> None:
-    rows = tomllib.loads((ROOT / "experiments" / "table3.toml").read_text(encoding="utf-8"))["rows"]
+    rows = tomllib.loads((HERE / "table3.toml").read_text(encoding="utf-8"))["rows"]
     baseline = rows[0]["paper"]["800"]
     gains = np.array([np.subtract(row["paper"]["800"], baseline) for row in rows[1:]])
     assert len(gains) == 14

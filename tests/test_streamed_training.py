@@ -16,7 +16,7 @@ from csda.data.records import Dataset, Record, Split
 from csda.methods.self_training import SelfTraining
 from csda.progress import Reporter
 from csda.runs import Run
-from csda.session import PreparedData, Session
+from csda.trainer import PreparedData, Trainer
 from csda.training import configure
 from tiny import train_tiny
 
@@ -80,10 +80,10 @@ def test_a_run_may_change_its_place_when_it_goes_on(
     whole = train_tiny(tiny_images, tmp_path / "whole", **LASTING)
     for number, free in enumerate(((0, 2**40), (2**40, 0))):
         out = tmp_path / str(number)
-        monkeypatch.setattr("csda.data.parts.free_memory", lambda device, free=free: free[0])
+        monkeypatch.setattr("csda.data.loader.free_memory", lambda device, free=free: free[0])
         with pytest.raises(KeyboardInterrupt):
             train_tiny(tiny_images, out, reporter=Stop(2), **LASTING)
-        monkeypatch.setattr("csda.data.parts.free_memory", lambda device, free=free: free[1])
+        monkeypatch.setattr("csda.data.loader.free_memory", lambda device, free=free: free[1])
         run = train_tiny(tiny_images, out, resume=True, **LASTING)
         assert _losses(run) == _losses(whole)
         assert (run.folder / "predictions.csv").read_bytes() == (whole.folder / "predictions.csv").read_bytes()
@@ -108,7 +108,7 @@ def test_an_interrupted_run_leaves_no_threads(tiny_images: Path, tmp_path: Path)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("csda-pixels")]
 
 
-def open_noise(file: Path, unlabeled: int, share: float, **chosen: Any) -> Session:
+def open_noise(file: Path, unlabeled: int, share: float, **chosen: Any) -> Trainer:
     """A `csda` training on images mapped from a file, noise at its front and holes behind, ready to step."""
     config = configure({"method": "csda", "preset": "default", "tensorboard": False, "resident_share": share} | chosen)
     records = tuple(Record(f"{number:07d}", None, number % 7) for number in range(256 + unlabeled))
@@ -120,17 +120,17 @@ def open_noise(file: Path, unlabeled: int, share: float, **chosen: Any) -> Sessi
     pool = tuple(Record(record.id, None, None) for record in records[256:])
     split = Split(records[:128], pool, records[128:192], records[192:256], truth={})
     dataset = Dataset("noise", tuple("abcdefg"), records)
-    session = Session(config, PreparedData(dataset, pixels, split, ()))
-    session.begin_epoch(1)
-    session.method.begin(session.model, session.parts.labeled, session.parts.unlabeled.first(1024))
-    return session
+    trainer = Trainer(config, PreparedData(dataset, pixels, split, ()))
+    trainer.begin_epoch(1)
+    trainer.method.begin(trainer.model, trainer.parts.labeled, trainer.parts.unlabeled.first(1024))
+    return trainer
 
 
-def run_epoch(session: Session, epoch: int) -> dict[str, float]:
-    session.begin_epoch(epoch)
-    for inputs in session.sample(epoch):
-        session.engine.step(session.step, *inputs)
-    return session.engine.figures()
+def run_epoch(trainer: Trainer, epoch: int) -> dict[str, float]:
+    trainer.begin_epoch(epoch)
+    for inputs in trainer.sample(epoch):
+        trainer.engine.step(trainer.step, *inputs)
+    return trainer.engine.figures()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
@@ -139,11 +139,11 @@ def test_steps_on_streamed_images_are_those_on_resident_ones(device: str, tmp_pa
     settings |= {"batch_size": 16, "unlabeled_batch_size": 16, "dropout": 0.0}
     resident, streamed = (open_noise(tmp_path / "pixels", 200, share, **settings) for share in (1.0, 0.0))
     for epoch in (2, 3):
-        figures = [run_epoch(session, epoch) for session in (resident, streamed)]
+        figures = [run_epoch(trainer, epoch) for trainer in (resident, streamed)]
         assert figures[1] == pytest.approx(figures[0], rel=1e-2 if device == "cuda" else 0)
-    for session in (resident, streamed):
-        assert session.engine.remark is None
-        assert session.engine.capture is (device == "cuda")
+    for trainer in (resident, streamed):
+        assert trainer.engine.remark is None
+        assert trainer.engine.capture is (device == "cuda")
     assert isinstance(streamed.method, SelfTraining)
     queue = streamed.method.refinement.queue
     assert queue is not None
@@ -157,12 +157,12 @@ def test_a_streamed_step_takes_little_longer(tmp_path: Path, capsys: pytest.Capt
     """The second time that an epoch is seen its rows are in the page cache, as those of a real set would be."""
     milliseconds = {}
     for name, share in (("resident", 1.0), ("streamed", 0.0)):
-        session = open_noise(tmp_path / "pixels", 20_000, share, precision="bf16", steps_per_epoch=200)
+        trainer = open_noise(tmp_path / "pixels", 20_000, share, precision="bf16", steps_per_epoch=200)
         for _ in range(2):
             begun = time.perf_counter()
-            run_epoch(session, 2)
+            run_epoch(trainer, 2)
             milliseconds[name] = 1e3 * (time.perf_counter() - begun) / 200
-        assert session.engine.remark is None
+        assert trainer.engine.remark is None
     ratio = milliseconds["streamed"] / milliseconds["resident"]
     with capsys.disabled():
         print(f"\n{milliseconds['resident']:.2f} ms resident, {milliseconds['streamed']:.2f} ms streamed, {ratio:.2f}×")

@@ -18,15 +18,15 @@ import pytest
 import torch
 
 import csda
-from csda import metrics, session
+from csda import metrics, trainer
 from csda.config import RunConfig
 from csda.data.records import Split
 from csda.errors import ConfigError, DataError, RunError
-from csda.ledger import read_line
 from csda.methods import METHODS
 from csda.progress import Reporter
+from csda.research.ledger import read_line
 from csda.runs import Run
-from csda.session import Session, prepare_data
+from csda.trainer import Trainer, prepare_data
 from csda.training import configure, unused_folder
 from tiny import LABELS, QUEUE, SETTINGS, make_images, train_tiny
 
@@ -58,9 +58,9 @@ def _bytes(run: Run, name: str = "predictions.csv") -> bytes:
     return (run.folder / name).read_bytes()
 
 
-def _session(images: Path, **chosen: Any) -> Session:
+def _trainer(images: Path, **chosen: Any) -> Trainer:
     config = configure(SETTINGS | QUEUE | {"data": str(images), "labels": LABELS} | chosen)
-    return Session(config, prepare_data(config, None, Reporter()))
+    return Trainer(config, prepare_data(config, None, Reporter()))
 
 
 # --- repeatable ----------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others(
 def test_the_estimate_of_the_time_changes_nothing(
     tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "_epoch_seconds", lambda self: 40.0)
+    monkeypatch.setattr(Trainer, "_epoch_seconds", lambda self: 40.0)
     reporter = Notes()
     run = train_tiny(tiny_images, tmp_path / "run", reporter=reporter)
     assert _bytes(run) == _bytes(tiny_run)
@@ -96,22 +96,22 @@ def test_the_estimate_of_the_time_changes_nothing(
 
 
 def test_the_estimate_is_near_the_truth(tiny_images: Path) -> None:
-    held = _session(tiny_images, steps_per_epoch=30)
+    held = _trainer(tiny_images, steps_per_epoch=30)
     before = {name: value.clone() for name, value in held.model.state_dict().items()}
     estimate = held._epoch_seconds()
     for name, value in held.model.state_dict().items():
         assert torch.equal(value, before[name]), name
     held.begin_epoch(1)
     held.method.begin(held.model, held.parts.labeled, held.parts.unlabeled)
-    actual = sum(session._seconds(held.engine.step, held.step, *inputs) for inputs in held.sample(1))
-    actual += session._seconds(lambda: held.evaluate(guesses=True))
+    actual = sum(trainer._seconds(held.engine.step, held.step, *inputs) for inputs in held.sample(1))
+    actual += trainer._seconds(lambda: held.evaluate(guesses=True))
     assert 0.2 * actual < estimate < 5 * actual
 
 
 def test_no_label_of_an_unlabeled_image_reaches_the_training(
     tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split_dataset = session.split_dataset
+    split_dataset = trainer.split_dataset
 
     def scramble(*arguments: Any, **options: Any) -> Split:
         split = split_dataset(*arguments, **options)
@@ -119,7 +119,7 @@ def test_no_label_of_an_unlabeled_image_reaches_the_training(
         ids, labels = list(split.truth), list(split.truth.values())
         return replace(split, truth=dict(zip(ids, labels[7:] + labels[:7], strict=True)))
 
-    monkeypatch.setattr(session, "split_dataset", scramble)
+    monkeypatch.setattr(trainer, "split_dataset", scramble)
     run = train_tiny(tiny_images, tmp_path / "run")
     assert _bytes(run, "truth.csv") != _bytes(tiny_run, "truth.csv")
     for name in ("predictions.csv", "pseudo_labels.csv", "model.safetensors"):
@@ -255,7 +255,7 @@ def test_prior_correction_divides_by_the_labeled_frequencies(tiny_images: Path, 
 
 @pytest.mark.parametrize("epochs", [256, 40, 3])
 def test_learning_rate_falls_after_50_and_125_of_256_epochs(epochs: int, tiny_images: Path) -> None:
-    held = _session(tiny_images, epochs=epochs, lr=1.0)
+    held = _trainer(tiny_images, epochs=epochs, lr=1.0)
     rates = [held.begin_epoch(epoch) for epoch in range(1, epochs + 1)]
     first, second = math.ceil(epochs * 50 / 256), math.ceil(epochs * 125 / 256)
     expected = [1.0] * first + [0.1] * (second - first) + [0.01] * (epochs - second)
@@ -265,7 +265,7 @@ def test_learning_rate_falls_after_50_and_125_of_256_epochs(epochs: int, tiny_im
 
 @pytest.mark.parametrize("ramp", ["epoch", "step"])
 def test_progress_grows_by_epoch_or_by_step(ramp: str, tiny_images: Path) -> None:
-    held = _session(tiny_images, ramp=ramp, epochs=2)
+    held = _trainer(tiny_images, ramp=ramp, epochs=2)
     values = []
     for epoch in (1, 2):
         held.begin_epoch(epoch)
@@ -294,19 +294,19 @@ def test_environment_tells_where_a_run_was_made(tiny_run: Run) -> None:
 
 def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert session.source_commit() is None
+    assert trainer.source_commit() is None
 
 
 def test_without_git_the_commit_is_what_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CSDA_COMMIT", "abc")
-    assert session.source_commit() == "abc"
+    assert trainer.source_commit() == "abc"
 
 
 def test_seeds_share_a_split_that_has_its_own(tiny_images: Path) -> None:
     def split(**chosen: int) -> object:
         config = configure({"data": str(tiny_images), "labels": "15", "image_size": 32, **chosen})
-        return session.prepare_data(config, None, Reporter()).split.parts()
+        return trainer.prepare_data(config, None, Reporter()).split.parts()
 
     assert split(seed=0, split_seed=5) == split(seed=1, split_seed=5) == split(seed=5)
     assert split(seed=0) != split(seed=0, split_seed=5)
@@ -317,7 +317,7 @@ def test_the_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path, monke
     git.write_text(f"#!/bin/sh\necho {tmp_path}\necho 0123456789abcdef\n")
     git.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert session.source_commit() is None
+    assert trainer.source_commit() is None
 
 
 def test_a_package_that_was_changed_since_its_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,23 +326,23 @@ def test_a_package_that_was_changed_since_its_commit_says_so(tmp_path: Path, mon
         made = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
         return made.stdout.strip()
 
-    module = tmp_path / "src" / "csda" / "session.py"
+    module = tmp_path / "src" / "csda" / "trainer.py"
     module.parent.mkdir(parents=True)
     module.write_text("one\n")
     (tmp_path / "notes").write_text("one\n")
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
-    monkeypatch.setattr(session, "__file__", str(module))
+    monkeypatch.setattr(trainer, "__file__", str(module))
     commit = git("rev-parse", "HEAD")
-    assert session.source_commit() == commit
+    assert trainer.source_commit() == commit
     (tmp_path / "notes").write_text("two\n")
-    assert session.source_commit() == commit
+    assert trainer.source_commit() == commit
     module.write_text("two\n")
-    assert session.source_commit() == f"{commit}+changed"
+    assert trainer.source_commit() == f"{commit}+changed"
     module.write_text("one\n")
     module.with_name("another.py").write_text("")
-    assert session.source_commit() == f"{commit}+changed"
+    assert trainer.source_commit() == f"{commit}+changed"
 
 
 # --- data that cannot be trained on --------------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
 def test_an_impossible_device_is_refused_before_images_are_decoded(
     tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "open_pixels", lambda *arguments, **options: pytest.fail("decoded"))
+    monkeypatch.setattr(trainer, "open_pixels", lambda *arguments, **options: pytest.fail("decoded"))
     for changes in ({"device": "cuda"}, {"backbone": "vgg"}, {"image_size": 33}):
         with pytest.raises(ConfigError):
             train_tiny(tiny_images, tmp_path / "run", **changes)

@@ -14,7 +14,7 @@ import typer.main
 from csda.cli import app
 from csda.config import PRESETS, RunConfig, Settings
 from csda.methods import METHODS
-from csda.methods.listing import KINDS, format_value, list_kinds
+from csda.methods.catalog import KINDS, format_value, list_kinds
 
 NOTE = "<!-- Written by docs/reference/generate.py. Change the code, then run it. -->"
 

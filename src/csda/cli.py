@@ -52,8 +52,8 @@ def train(
 ) -> None:
     """Train a classifier: labels and unlabeled images in, a run folder with model and report out."""
     from csda.config import parse_assignments
+    from csda.distributed import is_first
     from csda.progress import choose_reporter
-    from csda.ranks import is_first
     from csda.report import write_report
     from csda.report.tables import run_table
     from csda.training import train as train_run
@@ -137,7 +137,7 @@ def report(
 def methods(name: Annotated[str | None, typer.Argument(help="A method, to see all its settings.")] = None) -> None:
     """List the methods; with a name, that method's settings and their defaults."""
     from csda.methods import METHODS
-    from csda.methods.listing import methods_table, settings_table
+    from csda.methods.catalog import methods_table, settings_table
 
     if name is None:
         _print(methods_table())
@@ -162,7 +162,7 @@ def demo(
 
 @app.command()
 def reproduce(
-    names: Annotated[list[str], typer.Argument(help="Experiments in ./experiments, or TOML files.")],
+    names: Annotated[list[str], typer.Argument(help="Experiments that come with the package, or TOML files.")],
     data: Annotated[
         str | None, typer.Option(help="Folder of images, where an experiment does not draw its own.")
     ] = None,
@@ -191,7 +191,7 @@ def reproduce(
     """Train what is missing of grids of runs and write their tables, or figures, beside the paper's figures."""
     from csda.config import parse_assignments
     from csda.progress import LogReporter
-    from csda.reproduce import reproduce as reproduce_tables
+    from csda.research.reproduce import reproduce as reproduce_tables
 
     pages = reproduce_tables(
         names,
@@ -241,7 +241,7 @@ def bench_step(
     out: FiguresFile = None,
 ) -> None:
     """Time a step of each method against the bare step, the device, a loader and several runs at once."""
-    from csda.bench import bench_step
+    from csda.research.bench import bench_step
 
     chosen = _with_preset(settings, preset)
     _keep_and_show(bench_step(chosen, parts=parts, data=data, rounds=rounds, seconds=seconds), out)
@@ -259,7 +259,7 @@ def bench_scale(
     out: FiguresFile = None,
 ) -> None:
     """Time a step against the number of unlabeled images, of classes and of slots in the queue."""
-    from csda.bench import bench_scale
+    from csda.research.bench import bench_scale
 
     figures = bench_scale(
         _with_preset(settings, preset),
@@ -278,14 +278,14 @@ def bench_data(
     out: FiguresFile = None,
 ) -> None:
     """Time decoding, a warm start and memory on a folder of images."""
-    from csda.bench import bench_data
+    from csda.research.bench import bench_data
 
     _keep_and_show([bench_data(data)], out)
 
 
 def _keep_and_show(stages: Iterable[dict[str, Any]], out: Path | None) -> None:
     """Keep figures as they come, so that none is lost, and show all in the end."""
-    from csda.bench import keep, show
+    from csda.research.bench import keep, show
 
     for figures in stages:
         if out is not None:
@@ -307,7 +307,7 @@ def _print(content: object) -> None:
 
 def _say(text: str) -> None:
     """Why the command stops; of several processes that stop together, one says it."""
-    ranks = sys.modules.get("csda.ranks")
+    ranks = sys.modules.get("csda.distributed")
     if ranks is None or ranks.speaks():
         print(text, file=sys.stderr)
 

@@ -17,10 +17,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from csda import kernels, replay, streams
+from csda import replay
+from csda.distributed import Ranks
 from csda.errors import ConfigError
-from csda.models.linear import Linear, in_step
-from csda.ranks import Ranks
+from csda.fast import kernels, streams
+from csda.fast.linear import Linear, in_step
 
 Precision = Literal["float32", "tf32", "bf16"]
 

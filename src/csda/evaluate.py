@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from csda import metrics
-from csda.data.batches import ImagePool
+from csda.data.loader import ImagePool
 from csda.models.two_stream import TwoStream, probabilities
 
 Floats = npt.NDArray[np.float32]

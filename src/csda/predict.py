@@ -11,8 +11,8 @@ import torch
 
 from csda import metrics
 from csda.data.augment import Augmentation
-from csda.data.batches import ImagePool
 from csda.data.decode import read_image
+from csda.data.loader import ImagePool
 from csda.data.records import Pixels
 from csda.engine import choose_device
 from csda.errors import DataError, RunError

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from csda.config import RunConfig, resolve
+from csda.distributed import Ranks, joined_ranks
 from csda.engine import CROWD, choose_device
 from csda.errors import ConfigError, RunError
 from csda.methods import METHODS
 from csda.models.backbones import build_encoder
 from csda.progress import Reporter, choose_reporter
-from csda.ranks import Ranks, joined_ranks
 from csda.runs import Run, require_unused
-from csda.session import EventWriter, Session, prepare_data
+from csda.trainer import EventWriter, Trainer, prepare_data
 
 
 def train(
@@ -61,14 +61,14 @@ def train(
             with run.held() if ranks.first else nullcontext():
                 prepared = prepare_data(config, run, reporter)
                 with CROWD.member():
-                    return fit(Session(config, prepared, ranks), run, reporter)
+                    return fit(Trainer(config, prepared, ranks), run, reporter)
         folder = ranks.from_first(lambda: _new_folder(out, config))
         prepared = prepare_data(config, None, reporter)
         with CROWD.member():
-            session = Session(config, prepared, ranks)
-            run = ranks.from_first(lambda: session.create_run(folder))
+            trainer = Trainer(config, prepared, ranks)
+            run = ranks.from_first(lambda: trainer.create_run(folder))
             with run.held() if ranks.first else nullcontext():
-                return fit(session, run, reporter)
+                return fit(trainer, run, reporter)
 
 
 def configure(chosen: Mapping[str, Any]) -> RunConfig:
@@ -111,29 +111,29 @@ def require_possible(config: RunConfig, ranks: Ranks) -> None:
         build_encoder(config.backbone, config.image_size, channels=3, dropout=config.dropout)
 
 
-def fit(session: Session, run: Run, reporter: Reporter) -> Run:
+def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
     """The loop: epochs of steps, each epoch scored, written and, from time to time, checkpointed."""
-    config, parts, model, method, engine = session.config, session.parts, session.model, session.method, session.engine
-    first = session.ranks.first
-    rows, best = session.restore(run)
+    config, parts, model, method, engine = trainer.config, trainer.parts, trainer.model, trainer.method, trainer.engine
+    first = trainer.ranks.first
+    rows, best = trainer.restore(run)
     if len(rows) < config.epochs:
-        reporter.note(session.announce(run, len(rows)))
+        reporter.note(trainer.announce(run, len(rows)))
     writer = EventWriter(run.folder, len(rows)) if config.tensorboard and first else None
     reporter.begin(config.epochs, config.steps_per_epoch, len(rows))
     saved = time.monotonic()
     for epoch in range(len(rows) + 1, config.epochs + 1):
         started = time.perf_counter()
         warming_up = epoch <= config.warm_up_epochs
-        learning_rate = session.begin_epoch(epoch)
-        for inputs in session.sample(epoch, labels_only=warming_up):
-            engine.step(session.warm_up if warming_up else session.step, *inputs)
+        learning_rate = trainer.begin_epoch(epoch)
+        for inputs in trainer.sample(epoch, labels_only=warming_up):
+            engine.step(trainer.warm_up if warming_up else trainer.step, *inputs)
             reporter.step()
         with engine.arithmetic():
             if epoch == config.warm_up_epochs:
                 method.begin(model, parts.labeled, parts.unlabeled)
             elif not warming_up:
                 method.end_epoch(model, parts.labeled, parts.unlabeled)
-            figures, arrays = session.evaluate(guesses=not warming_up and METHODS[config.method].uses_unlabeled)
+            figures, arrays = trainer.evaluate(guesses=not warming_up and METHODS[config.method].uses_unlabeled)
         row = {"epoch": epoch, "lr": learning_rate, **engine.figures(), **figures}
         row["seconds"] = time.perf_counter() - started
         if not np.isfinite([row["loss"], arrays["val_probs"].sum()]).all():
@@ -143,9 +143,9 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
         rows.append(row)
         if best == 0 or row["val_auc"] > rows[best - 1]["val_auc"]:
             best = epoch
-            session.keep_weights()
+            trainer.keep_weights()
         if epoch == config.epochs or time.monotonic() - saved >= config.checkpoint_seconds:
-            session.save(run, epoch, best)
+            trainer.save(run, epoch, best)
             saved = time.monotonic()
         if writer is not None:
             writer.write(row)
@@ -155,7 +155,7 @@ def fit(session: Session, run: Run, reporter: Reporter) -> Run:
     if writer is not None:
         writer.close()
     with engine.arithmetic():
-        conclusions = session.conclusions(run, rows, best)
+        conclusions = trainer.conclusions(run, rows, best)
     if not first:
         return run
     run.finish(config.epochs, *conclusions)

@@ -10,7 +10,7 @@ import pytest
 
 from csda.data import load_dataset, recognise, split_dataset
 from csda.data.chexpert import CLASSES, LATENT_MIXING_ORDER
-from csda.data.listing import read_flags
+from csda.data.csv_files import read_flags
 from csda.errors import ConfigError, DataError
 
 HEADER = f"Path,Sex,Age,Frontal/Lateral,AP/PA,{','.join(CLASSES)}\n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from csda.data.batches import Batch
+from csda.data.loader import Batch
 from reference.trainings import make_training
 
 GUESSES = torch.tensor([[0.96, 0.02, 0.01, 0.01], [0.94, 0.02, 0.02, 0.02], [0.01, 0.01, 0.03, 0.95], [0.25] * 4])

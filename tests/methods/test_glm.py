@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from csda.data.batches import Batch
+from csda.data.loader import Batch
 from csda.methods.glm import GLM
 from csda.methods.mixing import Mix
 from csda.models.dropout import Dropout

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from csda.alignment import align, align_agnostic
 from csda.data.augment import Augmentation
-from csda.data.batches import ImagePool
+from csda.data.loader import ImagePool
 from csda.methods.base import Task
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.methods.self_training import SelfTraining

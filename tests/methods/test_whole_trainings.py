@@ -15,7 +15,7 @@ from csda.errors import ConfigError
 from csda.methods import METHODS
 from csda.progress import Reporter
 from csda.runs import Run
-from csda.session import Session, prepare_data
+from csda.trainer import Trainer, prepare_data
 from csda.training import configure, train
 from tiny import LABELS, SETTINGS, make_images
 
@@ -82,11 +82,11 @@ def test_bis_ends_with_balanced_batches_and_others_do_not(images: Path) -> None:
     for name in ("bis", "fixmatch"):
         settings = SMALL | {"data": str(images), "method": name, "labels": LABELS, "steps_per_epoch": 500}
         config = configure(settings)
-        session = Session(config, prepare_data(config, None, Reporter()))
+        trainer = Trainer(config, prepare_data(config, None, Reporter()))
         for epoch in (1, config.epochs):
-            session.begin_epoch(epoch)
-            drawn = torch.cat([labeled for labeled, _, _ in session.sample(epoch)])
-            classes = session.parts.labeled.targets[drawn].bincount(minlength=3)
+            trainer.begin_epoch(epoch)
+            drawn = torch.cat([labeled for labeled, _, _ in trainer.sample(epoch)])
+            classes = trainer.parts.labeled.targets[drawn].bincount(minlength=3)
             shares[name, epoch] = (classes / classes.sum()).cpu().numpy()
     natural = shares["fixmatch", 1]
     assert natural.max() - natural.min() > 0.15

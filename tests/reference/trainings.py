@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from csda.data.augment import Augmentation
-from csda.data.batches import ImagePool, LabeledSet
+from csda.data.loader import ImagePool, LabeledSet
 from csda.methods import METHODS, build_method
 from csda.methods.base import Method, StepOutput, Task
 from csda.models.alexnet import alexnet

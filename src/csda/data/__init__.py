@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from csda.data.listing import read_table
+from csda.data.csv_files import read_table
 from csda.data.records import Dataset, Split
 from csda.data.splits import make_split, read_split
 from csda.errors import ConfigError, DataError

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from csda import kernels
+from csda.fast import kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,9 @@ def weak(images: Selection, augmentation: Augmentation, generator: torch.Generat
     draws = _uniform(images.size, 5, images.source.device, generator)
     rotation, translation = math.radians(augmentation.rotation), 2.0 * augmentation.translation
     if kernels.usable(images.source):
-        from csda.kernels import sampling
+        from csda.fast import warp
 
-        return sampling.weak(
-            *images.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype()
-        )
+        return warp.weak(*images.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype())
     angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
     mirror = _signs(draws[:, 3:5]) if augmentation.flip else torch.ones_like(shift)
     return _warp(plain(images.pixels()), angle, shift, mirror)
@@ -91,9 +89,9 @@ def strong(images: Selection, augmentation: Augmentation, generator: torch.Gener
     draws = _uniform(images.size, 12, images.source.device, generator)
     rotation, translation = math.radians(max(30.0, augmentation.rotation)), 2.0 * max(0.2, augmentation.translation)
     if kernels.usable(images.source):
-        from csda.kernels import sampling
+        from csda.fast import warp
 
-        return sampling.strong(
+        return warp.strong(
             *images.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype()
         )
     angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation

@@ -17,8 +17,8 @@ from PIL import Image
 
 from csda.data import SOURCES, load_dataset
 from csda.data.cache import Progress
+from csda.data.csv_files import NONE_PRESENT
 from csda.data.decode import Header, read_header, read_image, unremarked
-from csda.data.listing import NONE_PRESENT
 from csda.data.records import Dataset, Record, Split
 from csda.data.splits import make_split
 from csda.data.store import available_cores, refuse_unreadable

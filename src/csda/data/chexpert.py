@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from csda.data.listing import read_flags, read_table
+from csda.data.csv_files import read_flags, read_table
 from csda.data.records import Dataset, Part, Record
 from csda.errors import DataError
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from csda.data.listing import JOIN, NONE_PRESENT, Table, clean_names, read_table
+from csda.data.csv_files import JOIN, NONE_PRESENT, Table, clean_names, read_table
 from csda.data.records import Dataset, Label, Part, Record
 from csda.data.tree import ImageTree, scan_images
 from csda.errors import DataError

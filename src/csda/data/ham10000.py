@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from csda.data.listing import read_flags, read_table
+from csda.data.csv_files import read_flags, read_table
 from csda.data.records import Dataset, Part, Record
 from csda.data.tree import ImageTree, scan_images
 from csda.errors import DataError

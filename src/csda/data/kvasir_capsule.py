@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from csda.data.listing import clean_names, fold_name, read_table
+from csda.data.csv_files import clean_names, fold_name, read_table
 from csda.data.records import Dataset, Label, Part, Record
 from csda.data.tree import scan_images
 from csda.errors import DataError

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from csda.data.listing import JOIN, read_table, read_text
+from csda.data.csv_files import JOIN, read_table, read_text
 from csda.data.records import Dataset, Part, Record
 from csda.data.tree import scan_images
 from csda.errors import DataError

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from csda.data.listing import JOIN, NONE_PRESENT, read_table
+from csda.data.csv_files import JOIN, NONE_PRESENT, read_table
 from csda.data.records import Dataset, Label, Part, Record, Split
 from csda.errors import ConfigError, DataError
 

@@ -8,8 +8,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from csda.data.csv_files import UNFIT_CHARACTERS
 from csda.data.decode import IMAGE_SUFFIXES
-from csda.data.listing import UNFIT_CHARACTERS
 from csda.errors import DataError
 
 

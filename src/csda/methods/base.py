@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from csda import losses
-from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet
+from csda.data.loader import Batch, ImagePool, LabeledBatch, LabeledSet
 from csda.models.two_stream import TwoStream, probabilities
 
 

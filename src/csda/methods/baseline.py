@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from csda.config import Settings
-from csda.data.batches import Batch, ImagePool, LabeledBatch
+from csda.data.loader import Batch, ImagePool, LabeledBatch
 from csda.methods.base import Method, StepOutput, Task
 from csda.models.two_stream import TwoStream
 

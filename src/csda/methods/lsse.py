@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csda.config import Settings
-from csda.data.batches import Batch, ImagePool, LabeledBatch
+from csda.data.loader import Batch, ImagePool, LabeledBatch
 from csda.losses import consistency_loss
 from csda.methods.base import Method, StepOutput, Task
 from csda.models.alexnet import FEATURES

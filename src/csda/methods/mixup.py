@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from csda.data.batches import Batch, ImagePool, LabeledBatch
+from csda.data.loader import Batch, ImagePool, LabeledBatch
 from csda.methods.base import Method, StepOutput, Task
 from csda.methods.mixing import Mixing, MixingSettings
 from csda.models.two_stream import TwoStream

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from csda.data.batches import Batch
+from csda.data.loader import Batch
 from csda.methods.base import Task
 from csda.methods.self_training import SelfTraining, SelfTrainingSettings
 from csda.models.alexnet import FEATURES

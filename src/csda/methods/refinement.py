@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from csda.alignment import thresholds
 from csda.condition_queue import VariableConditionQueue
 from csda.config import Settings
-from csda.data.batches import Batch, ImagePool, LabeledBatch
+from csda.data.loader import Batch, ImagePool, LabeledBatch
 from csda.marginals import AgnosticMarginals, ClassMarginals
 from csda.methods.base import Task
 

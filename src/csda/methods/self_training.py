@@ -18,15 +18,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from csda.data.batches import Batch, ImagePool, LabeledBatch, LabeledSet, View
+from csda.data.loader import Batch, ImagePool, LabeledBatch, LabeledSet, View
 from csda.errors import ConfigError
+from csda.fast.streams import beside, join
 from csda.losses import total_loss
 from csda.methods.base import Method, StepOutput, Task
 from csda.methods.mixing import Mixing, MixingSettings
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.models.two_stream import TwoStream
 from csda.replay import repeat
-from csda.streams import beside, join
 
 Guesses = Callable[[], tuple[Tensor, Tensor]]
 """Gives targets [B, n] and a mask [B] of the samples to train on. Called late, it need not wait for the teacher."""

@@ -13,10 +13,10 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
-from csda import kernels
+from csda.fast import kernels
+from csda.fast.linear import Linear
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
-from csda.models.linear import Linear
 
 FEATURES = 256
 _CHANNELS = (32, 32, 64, 64, 128)
@@ -92,7 +92,7 @@ def _fusible(blocks: Sequence[nn.Module], *inputs: Tensor) -> bool:
 
 
 def _fused(blocks: Sequence[nn.Module], *inputs: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    from csda.kernels.convolution import run_blocks
+    from csda.fast.convolution import run_blocks
 
     parameters = [value for block in blocks for value in block.parameters()]
     return run_blocks(inputs, _norms(blocks), parameters, torch.bfloat16, sizes)

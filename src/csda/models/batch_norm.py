@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from csda.ranks import Ranks
+from csda.distributed import Ranks
 
 _AXES = (0, 2, 3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from csda.ranks import Ranks
+from csda.distributed import Ranks
 
 
 class Dropout(nn.Module):

@@ -8,12 +8,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from csda.distributed import Ranks
+from csda.fast.linear import linear_layers
 from csda.models.alexnet import FEATURES
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
-from csda.models.linear import linear_layers
-from csda.ranks import Ranks
 
 
 def probabilities(logits: Tensor, multi_label: bool) -> Tensor:

@@ -1,0 +1,93 @@
+"""Linear layers whose weights, most of the network's, a step in bfloat16 passes over as seldom as it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from csda.fast import kernels
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` that can keep its weight rounded to bfloat16, too.
+
+    Autocast rounds the weight in every pass and makes its gradient float32 again for the optimiser. Within `in_step`
+    passes multiply with a copy that is already rounded; the copy's gradient is the weight's, of several passes the sum
+    in bfloat16, and `descend` updates both in one kernel. Everywhere else, and without a copy, this is `nn.Linear`.
+    """
+
+    rounded: Tensor | None = None
+    in_step = False
+    _seen: tuple[int, int] | None = None
+    """Where the weight lay when it was rounded, and its version, which kernels and replays do not raise."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.in_step or kernels.matrix_dtype() != torch.bfloat16:
+            return super().forward(values)
+        self.renew()
+        assert self.rounded is not None
+        return F.linear(values, self.rounded, self.bias)
+
+    def keep_rounded(self) -> None:
+        """Make room for a copy; it is filled before it is read."""
+        learns = self.weight.requires_grad
+        self.rounded = torch.empty_like(self.weight, dtype=torch.bfloat16, requires_grad=learns)
+        self._seen = None
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Round the weight anew if anything but `descend` and `follow` may have written to it."""
+        assert self.rounded is not None
+        current = self.weight.data_ptr(), self.weight._version
+        if current == self._seen:
+            return
+        self.rounded.copy_(self.weight)
+        # What is captured in a graph has not happened yet.
+        if not (self.weight.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._seen = current
+
+    @torch.no_grad()
+    def descend(self, rate: Tensor) -> None:
+        """The end of a step, after an optimiser that saw no gradient of this weight: weight − rate · gradient."""
+        assert self.rounded is not None
+        if self.rounded.grad is not None:
+            from csda.fast.update import descend
+
+            descend(self.weight, self.rounded.grad, rate, self.rounded)
+            self.rounded.grad = None  # now, since a capture is no time to let go of what an eager step left
+            return
+        if self.weight.grad is not None:
+            # Passes without autocast gave it one, and a fused optimiser leaves no version either.
+            self._seen = None
+        self.renew()
+
+    @torch.no_grad()
+    def follow(self, other: Linear, share: float) -> None:
+        """Move by this share of the way to the other's weight, as lerp does."""
+        assert self.rounded is not None
+        from csda.fast.update import average
+
+        average(self.weight, other.weight, share, self.rounded)
+
+
+def linear_layers(network: nn.Module) -> list[Linear]:
+    """The layers of a network that can keep their weights rounded."""
+    return [module for module in network.modules() if isinstance(module, Linear)]
+
+
+@contextmanager
+def in_step(layers: Sequence[Linear]) -> Iterator[None]:
+    """Within this context layers that have copies of their weights multiply with them, and `descend` is to follow."""
+    for layer in layers:
+        assert layer.rounded is not None
+        layer.rounded.grad = None
+        layer.in_step = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.in_step = False

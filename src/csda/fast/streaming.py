@@ -1,0 +1,178 @@
+"""Pixels that stay on the host: each batch is gathered and copied to the device ahead of the step that needs it.
+
+The order of an epoch is known before its first step, so threads read the rows of coming batches while the device
+computes. On a GPU they write into pinned memory, which a stream of its own copies; on the CPU what they gather is in
+place already.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import cycle
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from csda.errors import DataError
+
+AHEAD = 8
+"""Batches that are being gathered, or wait for their step; as many as threads that gather."""
+
+LOADED_ROWS = 256
+"""Rows at a time when all of them move to the device."""
+
+Pixels = npt.NDArray[np.uint8]
+Positions = npt.NDArray[np.int64]
+
+
+class HostPixels:
+    """Images [N, H, W, C] on the host: the `rows` of an array in memory or mapped into it.
+
+    What is mapped is read from its file row by row. Through the map, the system would read megabytes around each row
+    that is not in memory yet.
+    """
+
+    def __init__(self, array: Pixels, rows: Positions, device: torch.device) -> None:
+        self.array = array
+        self.rows = rows
+        self.device = device
+        self._file: int | None = None
+        self._name, self._offset = "", 0
+        if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and hasattr(os, "preadv"):
+            self._name, self._offset = str(array.filename), int(array.offset)
+            with suppress(OSError):  # the map outlives a file that another process removed
+                self._file = os.open(self._name, os.O_RDONLY)
+                weakref.finalize(self, os.close, self._file)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self._shape(len(self)))
+
+    def first(self, count: int) -> HostPixels:
+        return HostPixels(self.array, self.rows[:count], self.device)
+
+    def take(self, indices: Tensor) -> Tensor:
+        """Pixels [B, H, W, C] on the device, at once: the host waits for the indices and the device for the pixels."""
+        gathered = torch.empty(self._shape(len(indices)), dtype=torch.uint8)
+        self.gather(indices.numpy(force=True), gathered.numpy())
+        return gathered.to(self.device)
+
+    def gather(self, indices: Positions, images: Pixels) -> None:
+        """Write the images at these positions into `images`."""
+        rows = self.rows[indices]
+        if self._file is None:
+            # Any mode but "raise" writes straight into the result.
+            np.take(self.array, rows, axis=0, out=images, mode="clip")
+            return
+        for row, image in zip(rows.tolist(), images, strict=True):
+            if os.preadv(self._file, [image], self._offset + row * image.nbytes) < image.nbytes:
+                raise DataError(f"{self._name} was cut short while it was in use; train again to restore it")
+
+    def stream(self, batches: Sequence[Tensor] | Tensor) -> Iterator[Tensor]:
+        """Pixels [B, H, W, C] on the device for each batch of indices on the host, none larger than the first.
+
+        What comes is to be used before the next is asked for, since its memory is filled again then.
+        """
+        copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        shape = self._shape(len(batches[0]))
+        slots = [Slot(shape, self.device, copies) for _ in range(min(AHEAD, len(batches)))]
+        waiting: deque[Slot] = deque()
+        threads = ThreadPoolExecutor(len(slots), thread_name_prefix="csda-pixels")
+        try:
+            for indices, slot in zip(batches, cycle(slots), strict=False):
+                if len(waiting) == len(slots):
+                    yield from _deliver(waiting)
+                slot.gather(threads, self, indices.numpy())
+                waiting.append(slot)
+            while waiting:
+                yield from _deliver(waiting)
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def load(self) -> Tensor:
+        """All images on the device, without a copy of all of them on the host."""
+        pixels = torch.empty(self._shape(len(self)), dtype=torch.uint8, device=self.device)
+        everything = torch.arange(len(self)).split(LOADED_ROWS)
+        for place, images in zip(pixels.split(LOADED_ROWS), self.stream(everything), strict=True):
+            place.copy_(images)
+        return pixels
+
+    def _shape(self, count: int) -> tuple[int, ...]:
+        return count, *self.array.shape[1:]
+
+
+class Slot:
+    """Room for one batch, on the host and, unless that is the same, on the device.
+
+    Only the thread that asks for batches speaks to the device: others would spoil its capture of a CUDA graph.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device, copies: torch.cuda.Stream | None) -> None:
+        self._host = self._device = torch.empty(shape, dtype=torch.uint8, pin_memory=copies is not None)
+        self._copies = copies
+        self._gathered: Future[int] | None = None
+        self._sent = False
+        if copies is not None:
+            self._device = torch.empty(shape, dtype=torch.uint8, device=device)
+            self._copied, self._used = torch.cuda.Event(blocking=True), torch.cuda.Event()
+            self._used.record(torch.cuda.current_stream(device))
+
+    def gather(self, threads: Executor, source: HostPixels, indices: Positions) -> None:
+        """Begin to fill the host's side, once the batch before has left it."""
+        if self._copies is not None:
+            self._copied.synchronize()
+        self._sent = False
+        self._gathered = threads.submit(self._gather, source, indices)
+
+    @property
+    def gathered(self) -> bool:
+        return self._gathered is not None and self._gathered.done() and self._gathered.exception() is None
+
+    def send(self) -> int:
+        """Copy the batch to the device as soon as all that used the one before is done there; how many images it is."""
+        assert self._gathered is not None
+        count = self._gathered.result()
+        if self._copies is not None and not self._sent:
+            with torch.cuda.stream(self._copies):
+                self._copies.wait_event(self._used)
+                self._device[:count].copy_(self._host[:count], non_blocking=True)
+                self._copied.record(self._copies)
+            self._sent = True
+        return count
+
+    def receive(self) -> Tensor:
+        count = self.send()
+        if self._copies is not None:
+            torch.cuda.current_stream(self._device.device).wait_event(self._copied)
+        return self._device[:count]
+
+    def release(self) -> None:
+        """All that uses the batch has been asked of the device."""
+        if self._copies is not None:
+            self._used.record(torch.cuda.current_stream(self._device.device))
+
+    def _gather(self, source: HostPixels, indices: Positions) -> int:
+        source.gather(indices, self._host[: len(indices)].numpy())
+        return len(indices)
+
+
+def _deliver(waiting: deque[Slot]) -> Iterator[Tensor]:
+    """The first of the waiting batches, while the one after it is on its way."""
+    slot = waiting.popleft()
+    images = slot.receive()
+    if waiting and waiting[0].gathered:
+        waiting[0].send()
+    yield images
+    slot.release()

@@ -1,0 +1,1 @@
+"""Grids of runs and their tables, the paper's figures, and benchmarks; the package works without it."""

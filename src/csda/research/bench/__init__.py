@@ -1,0 +1,11 @@
+"""What the program costs, measured side by side within one run: a step, what it grows with, and reading images.
+
+docs/explanation/benchmarks.md says how each figure is measured.
+"""
+
+from csda.research.bench.decoding import bench_data
+from csda.research.bench.scale import bench_scale
+from csda.research.bench.step import bench_step
+from csda.research.bench.timing import keep, show
+
+__all__ = ["bench_data", "bench_scale", "bench_step", "keep", "show"]

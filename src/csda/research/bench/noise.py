@@ -1,0 +1,106 @@
+"""What is measured: trainings on noise, which costs a network as much as pictures do and need not be drawn."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from csda.config import RunConfig
+from csda.data.loader import LabeledBatch
+from csda.data.records import Dataset, Pixels, Record, Split
+from csda.errors import ConfigError
+from csda.methods import METHODS
+from csda.methods.self_training import SelfTraining
+from csda.research.bench.timing import Action
+from csda.trainer import PreparedData, Trainer
+from csda.training import configure
+
+LABELED, HELD_OUT, UNLABELED, CLASSES = 512, 64, 1024, 7
+NOISY = 4096
+"""Images of noise at the front of a set in a file; the others are holes in it, which read as black."""
+
+
+def configure_method(method: str, chosen: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a method, without those of the chosen settings that `csda` has and it has not."""
+    known, own = METHODS["csda"].settings.model_fields.keys(), METHODS[method].settings.model_fields.keys()
+    return configure({key: chosen[key] for key in chosen if key not in known - own} | {"method": method})
+
+
+def refuse_fixed(chosen: Mapping[str, Any]) -> None:
+    """What a benchmark decides itself is not to be chosen."""
+    if fixed := chosen.keys() & {"method", "data", "resident_share"}:
+        raise ConfigError(f"{', '.join(sorted(fixed))} cannot be set here: the benchmark decides it; leave it out")
+
+
+def open_trainer(
+    method: str,
+    chosen: Mapping[str, Any],
+    *,
+    classes: int = CLASSES,
+    unlabeled: int = UNLABELED,
+    file: Path | None = None,
+) -> Trainer:
+    """A training of the method, ready to step; with a `file` its pixels stay there, otherwise on the device."""
+    if torch.cuda.is_available():
+        gc.collect()  # trainers before this one are circles of references and hold the device's memory
+    config = configure_method(method, {**chosen, "resident_share": 1.0 if file is None else 0.0})
+    trainer = Trainer(config, make_data(config.image_size, classes, unlabeled, file))
+    trainer.begin_epoch(1)
+    return trainer
+
+
+def make_data(image_size: int, classes: int, unlabeled: int, file: Path | None = None) -> PreparedData:
+    """Images of noise and a split of them; all labeled classes have images."""
+    ends = np.cumsum((max(LABELED, classes), unlabeled, HELD_OUT, HELD_OUT))
+    first, last = ends[:2]
+    records = tuple(
+        Record(f"{number:07d}", None, None if first <= number < last else number % classes)
+        for number in range(ends[-1])
+    )
+    labeled, pool, val, test = (
+        records[end - size : end] for end, size in zip(ends, np.diff(ends, prepend=0), strict=True)
+    )
+    dataset = Dataset("noise", tuple(f"class {number}" for number in range(classes)), records)
+    pixels = _make_pixels((len(records), image_size, image_size, 3), file)
+    return PreparedData(dataset, pixels, Split(labeled, pool, val, test, truth={}), ())
+
+
+def _make_pixels(shape: tuple[int, ...], file: Path | None) -> Pixels:
+    noise = np.random.default_rng(0)
+    if file is None:
+        return noise.integers(0, 256, shape, np.uint8)
+    pixels = np.memmap(file, np.uint8, "w+", shape=shape)
+    pixels[:NOISY] = noise.integers(0, 256, pixels[:NOISY].shape, np.uint8)
+    pixels.flush()  # now, and not while reading is timed
+    return pixels
+
+
+def stepper(trainer: Trainer) -> Action:
+    """A step of the trainer's method on the next images of its order, as a training makes it."""
+    inputs = _inputs(trainer)
+    return lambda: trainer.engine.step(trainer.step, *next(inputs))
+
+
+def _inputs(trainer: Trainer) -> Iterator[Any]:
+    while True:
+        yield from trainer.sample(1)
+
+
+def images_trained_on(trainer: Trainer) -> int:
+    """Images that a step of the method takes through the student: labeled ones, and the queue or unlabeled ones."""
+    config, method = trainer.config, trainer.method
+    if not METHODS[config.method].uses_unlabeled:
+        return config.batch_size
+    queue = method.refinement.queue if isinstance(method, SelfTraining) else None
+    return config.batch_size + (config.unlabeled_batch_size if queue is None else queue.capacity)
+
+
+def batch_trained_on(trainer: Trainer) -> LabeledBatch:
+    """So many labeled images, from the first again where there are too few."""
+    positions = torch.arange(images_trained_on(trainer), device=trainer.device) % len(trainer.parts.labeled)
+    return trainer.parts.labeled.batch(positions)

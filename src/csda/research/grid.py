@@ -1,0 +1,211 @@
+"""Pictures of a grid of runs: over budgets, over many rows, or every seed of a few rows and what became of each class.
+
+A filled mark is what was measured here, an open one of the same colour what the paper has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+from matplotlib.ticker import PercentFormatter
+
+from csda.data import load_dataset
+from csda.data.records import Pixels
+from csda.report.figures import PALETTE, STYLE
+from csda.report.tables import choose_colours
+from csda.research.experiments import Experiment
+from csda.research.summary import Line, average, list_classes, summarize
+
+_COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey")
+
+
+def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
+    """The picture that suits the shape of a grid: over budgets, over many rows, or of a few rows in detail.
+
+    `results` are the lines of NAME_runs.csv.
+    """
+    names = [row.name for row in experiment.rows if any(line["method"] == row.name for line in results)]
+    if len(experiment.labels) > 1 and len(names) > len(_COLOURS):
+        means = average_budgets(results, experiment.labels)
+        return draw_rows(means, names, {name: [] for name in names}, list(experiment.splits), ", mean over budgets")
+    if len(experiment.labels) > 1:
+        return draw_budgets(summarize(experiment, results), names, experiment.labels, list(experiment.splits))
+    labels, splits = experiment.labels[0], list(experiment.splits)
+    if len(names) > 4:
+        paper = {row.name: row.paper.get(labels, []) for row in experiment.rows}
+        return draw_rows(results, names, paper, [name for name in splits if any(r["split"] == name for r in results)])
+    shown = [line for line in results if (line["labels"], line["split"]) == (labels, splits[0])]
+    classes = list_classes(results)
+    examples = None
+    if experiment.data == "synthetic":
+        dataset = load_dataset("synthetic", seed=experiment.seeds[0])
+        first = {record.label: position for position, record in reversed(list(enumerate(dataset.records)))}
+        assert dataset.draw is not None
+        images = dataset.draw([first[label] for label in range(len(classes))], 64)
+        examples = dict(zip(classes, images, strict=True))
+    return draw_grid(shown, names, classes, examples)
+
+
+def draw_grid(
+    results: Sequence[Line],
+    titles: Sequence[str],
+    classes: Sequence[str],
+    examples: Mapping[str, Pixels] | None = None,
+) -> Figure:
+    """MCA of every seed, with its mean, and mean recall of each class, for each row of a grid.
+
+    `results` are the lines of NAME_runs.csv of one budget and split; `examples` an image [H, W, 3] of each class.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(13.6, 1.6 + 0.62 * len(classes)), facecolor="white", layout="constrained")
+        seeds, recalls = figure.subplots(1, 2, width_ratios=(1, 1.4))
+        for row, title in enumerate(titles):
+            runs = [run for run in results if run["method"] == title]
+            colour = PALETTE[_COLOURS[row % len(_COLOURS)]]
+            scores = np.array([run["mca"] for run in runs], dtype=float)
+            seeds.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
+            seeds.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+            means = [np.mean([run[f"recall_{name}"] for run in runs]) for name in classes]
+            places = np.arange(len(classes)) + 0.7 * ((row + 0.5) / len(titles) - 0.5)
+            recalls.barh(places, means, 0.62 / len(titles), color=colour, label=title)
+        seeds.set_yticks(range(len(titles)), titles)
+        seeds.invert_yaxis()
+        seeds.set_title("MCA on the test images, a dot for each seed")
+        recalls.set_yticks(range(len(classes)), classes)
+        recalls.invert_yaxis()
+        recalls.set_xlim(0, 1)
+        recalls.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        recalls.set_title("Mean share of each class that is recognised")
+        recalls.grid(visible=False, axis="y")
+        if examples is not None:
+            for place, name in enumerate(classes):
+                image = OffsetImage(examples[name], zoom=0.6)
+                recalls.add_artist(
+                    AnnotationBbox(image, (0, place), (-78, 0), boxcoords="offset points", frameon=False, pad=0)
+                )
+            recalls.tick_params(axis="y", pad=6)
+            recalls.set_ylabel(" ", labelpad=44)
+        figure.legend(*recalls.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(titles)))
+        return figure
+
+
+def colour_rows(titles: Collection[str]) -> dict[str, str]:
+    """A colour for each row: those of methods that have one of their own, and the others in turn."""
+    return {title: PALETTE[colour] for title, colour in zip(titles, choose_colours(titles, _COLOURS), strict=True)}
+
+
+def draw_budgets(
+    summary: Sequence[Line], titles: Sequence[str], budgets: Sequence[str], splits: Sequence[str]
+) -> Figure:
+    """AUC and MCA of each row over the budgets that have runs: mean and deviation over seeds, a column for each split.
+
+    `summary` are the lines of NAME.csv.
+    """
+    budgets = [labels for labels in budgets if any(line["labels"] == labels for line in summary)]
+    with matplotlib.rc_context(STYLE):
+        size = (max(13.6, 4.6 * len(splits)), 4.8) if len(splits) == 1 else (4.6 * len(splits), 8.4)
+        figure = Figure(figsize=size, facecolor="white", layout="constrained")
+        colours = colour_rows(titles)
+        shape = (1, 2) if len(splits) == 1 else (2, len(splits))
+        panels = figure.subplots(*shape, squeeze=False, sharey=False if len(splits) == 1 else "row").flat
+        for axes, (name, split) in zip(panels, [(n, s) for n in ("auc", "mca") for s in splits], strict=True):
+            for row, title in enumerate(titles):
+                lines = {line["labels"]: line for line in summary if (line["method"], line["split"]) == (title, split)}
+                places = np.array([place for place, labels in enumerate(budgets) if labels in lines], dtype=float)
+                places += 0.36 * ((row + 0.5) / len(titles) - 0.5)
+                own = [lines[labels] for labels in budgets if labels in lines]
+                _draw_series(axes, places, own, name, colours[title], title)
+            axes.set_xticks(range(len(budgets)), budgets)
+            axes.set_xlim(-0.5, len(budgets) - 0.5)
+            axes.grid(visible=False, axis="x")
+            axes.set_title(name.upper() if len(splits) == 1 else f"{name.upper()}, {split}")
+            axes.set_xlabel("labels")
+        _add_legend(figure, axes, summary)
+        return figure
+
+
+def _draw_series(
+    axes: Axes, places: npt.NDArray[np.float64], lines: Sequence[Line], name: str, colour: str, title: str
+) -> None:
+    means = [line[f"{name}_mean"] for line in lines]
+    spreads = [line[f"{name}_std"] or 0.0 for line in lines]
+    width = 2.4 if title == "csda" else 1.2
+    axes.errorbar(places, means, spreads, fmt="o-", color=colour, label=title, linewidth=width, markersize=6)
+    paper = [line[f"paper_{name}"] for line in lines]
+    known = [place for place, value in enumerate(paper) if value is not None]
+    axes.plot(places[known], [paper[place] for place in known], "o", markersize=6, **_open(colour))
+
+
+def average_budgets(results: Sequence[Line], budgets: Sequence[str]) -> list[dict[str, Any]]:
+    """The mean over budgets of each row, split and seed that has runs at all of them."""
+    runs: dict[tuple[str, str, int], list[Line]] = {}
+    for run in results:
+        runs.setdefault((run["method"], run["split"], run["seed"]), []).append(run)
+    return [
+        {"method": title, "split": split, "seed": seed, **{name: average(own, name) for name in ("auc", "mca")}}
+        for (title, split, seed), own in runs.items()
+        if {run["labels"] for run in own} == set(budgets)
+    ]
+
+
+def draw_rows(
+    results: Sequence[Line],
+    titles: Sequence[str],
+    paper: Mapping[str, Sequence[float]],
+    splits: Sequence[str],
+    explained: str = ": dots are seeds, bars means",
+) -> Figure:
+    """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
+
+    `results` are the lines of NAME_runs.csv of one budget, or of `average_budgets`; each split has panels of its own.
+    """
+    with matplotlib.rc_context(STYLE):
+        size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))
+        figure = Figure(figsize=size, facecolor="white", layout="constrained")
+        panels = figure.subplots(len(splits), 2, sharey=True, squeeze=False).flat
+        kinds = product(splits, enumerate(("auc", "mca")))
+        for axes, (split, (position, name)) in zip(panels, kinds, strict=True):
+            for row, title in enumerate(titles):
+                colour = PALETTE["vermilion" if row == 0 else "blue"]
+                runs = [run for run in results if (run["method"], run["split"]) == (title, split)]
+                scores = np.array([run[name] for run in runs], dtype=float)
+                axes.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
+                if len(scores):
+                    axes.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+                known = paper[title][position : position + 1]
+                axes.plot(known, [row] * len(known), "D", **_open(colour))
+            axes.set_yticks(range(len(titles)), titles)
+            axes.set_ylim(len(titles) - 0.4, -0.6)
+            axes.set_title(name.upper() + (f", {split}" if len(splits) > 1 else explained))
+        if any(paper.values()):
+            axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
+        return figure
+
+
+def _open(colour: str) -> dict[str, Any]:
+    return {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.4, "linestyle": "none"}
+
+
+def _add_legend(figure: Figure, axes: Axes, summary: Sequence[Line]) -> None:
+    if any(line["paper_auc"] is not None for line in summary):
+        axes.plot([], [], "o", label="open: the paper", **_open(PALETTE["ink"]))
+    handles, labels = axes.get_legend_handles_labels()
+    # A letter takes about a twelfth of an inch, and a line with its gaps as much as nine letters.
+    fitting = int(12 * figure.get_figwidth() / (9 + max(map(len, labels))))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels), max(1, fitting)))
+
+
+def write_grid(figure: Figure, path: Path) -> None:
+    """Save the picture as SVG, the same bytes for the same numbers."""
+    with matplotlib.rc_context(STYLE | {"svg.fonttype": "path"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})

@@ -1,0 +1,219 @@
+"""Which runs there are: finished run folders, and lines of tables that were written from folders since gone.
+
+A run is known by what it computes, not by the table that it was trained for, so that a row which stands in several
+tables is trained once. Run folders are not kept with the results. NAME_runs.csv has a line for each run, and NAME.json
+the complete settings behind the lines, so that another machine trains only what is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from csda import metrics
+from csda.config import RunConfig, read_config
+from csda.errors import RunError
+from csda.research.summary import average
+from csda.runs import Run
+from csda.training import configure
+
+Identity = dict[str, Any]
+
+CIRCUMSTANCES = (
+    "preset",
+    "device",
+    "threads",
+    "resident_share",
+    "cuda_graph",
+    "kernels",
+    "checkpoint_seconds",
+    "tensorboard",
+    "max_unreadable",
+)
+"""Settings that say how a run is executed, or only name others, and so do not tell two runs apart."""
+
+PLACES = ("data", "labels", "split", "split_by", "split_seed", "seed")
+"""Settings that a line of a table has columns for, or that its split stands for."""
+
+FIGURES = ("auc", "mca", "auc_last20", "mca_last20", "auc_prior", "mca_prior")
+"""What the result of a run holds of the test images."""
+
+TEXTS = ("method", "labels", "split", "settings", "images", "commit", "machine", "torch", "date")
+"""Columns of NAME_runs.csv that hold no number."""
+
+
+def identify(config: RunConfig) -> Identity:
+    """What a run computes: its resolved settings, folders by their name alone."""
+    values = config.model_dump(exclude_none=True)
+    values |= values.pop("method_settings")
+    values |= {name: Path(values[name]).name for name in ("data", "split") if name in values}
+    return {name: _plain(value) for name, value in values.items() if name not in CIRCUMSTANCES}
+
+
+def agree(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether two runs compute the same; a setting that the older of them did not know yet has its default."""
+    if any(ours.get(name) != theirs.get(name) for name in ("method", "labels", "seed")):
+        return False
+    filled = {**_defaults(ours["method"]), **theirs}
+    return all(filled.get(name) == ours.get(name) for name in ours.keys() | theirs.keys())
+
+
+def digest(content: object) -> str:
+    """Twelve digits that stand for a content."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def locate(runs: Path, split: str, config: RunConfig) -> Path:
+    """The folder of a run that computes the same, or a new one, named after what it is."""
+    identity = identify(config)
+    stem = _slug(f"{config.method}_{config.labels}_{split}_{config.seed}")
+    home = runs / _slug(identity["data"])
+    for folder in sorted(home.glob(f"{stem}_*")):
+        if (folder / "config.toml").is_file() and agree(identity, identify(read_config(folder / "config.toml"))):
+            return folder
+    return home / f"{stem}_{digest(identity)}"
+
+
+def digest_split(run: Run) -> str:
+    """Which images are in which part, and their labels: two runs with the same were given the same."""
+    return digest(sorted((row.id, row.split, row.label) for row in run.split))
+
+
+def read_line(run: Run) -> dict[str, Any]:
+    """A line of NAME_runs.csv, from the small files of a run; numbers have the digits that the file keeps."""
+    if len(run.metrics) < run.result["best_epoch"]:
+        raise RunError(
+            f"{run.folder}: metrics.jsonl has {len(run.metrics)} epochs and result.json speaks of epoch "
+            f"{run.result['best_epoch']}; copy the folder again, or remove it to train the run anew"
+        )
+    probs, labels = run.predictions.part("test")
+    last = run.metrics[-20:]
+    chosen = run.metrics[run.result["best_epoch"] - 1]
+    figures = {figure: run.result.get(figure) for figure in (*FIGURES, "best_epoch", "seconds")}
+    figures |= {f"val_{name}": chosen[f"val_{name}"] for name in ("auc", "mca")}
+    figures |= {f"val_{name}_last20": average(last, f"val_{name}") for name in ("auc", "mca")}
+    figures |= {name: last[-1].get(name) for name in ("pseudo_accuracy", "pseudo_mca", "flip_rate")}
+    figures |= _by_group(run)
+    if run.multi_label:
+        figures |= {"multi_label": 1, "pseudo_auc": last[-1].get("pseudo_auc")}
+    for prefix, values in (
+        ("recall", metrics.recall(probs, labels)),
+        ("class_auc", metrics.per_class_auc(probs, labels)),
+    ):
+        pairs = zip(run.classes, values.tolist(), strict=True)
+        figures |= {f"{prefix}_{name}": value for name, value in pairs}
+    environment = run.environment
+    gpu = environment["device"].startswith("cuda")
+    cores = "" if gpu else f", {environment['threads']} of {environment['cores']} cores"
+    return {"method": "", "labels": "", "split": "", "seed": 0} | {
+        **{name: _rounded(value) if isinstance(value, float) else value for name, value in figures.items()},
+        "settings": "",
+        "images": digest_split(run),
+        "commit": environment["commit"] or "unknown",
+        "machine": f"{environment['device_name']}{cores}",
+        "torch": environment["torch"],
+        "date": environment["started"][:10],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A line of NAME_runs.csv and what its run computed."""
+
+    identity: Identity
+    line: dict[str, Any]
+
+
+def read_recorded(results: Path) -> list[Recorded]:
+    """Every run that the tables in a folder tell of."""
+    recorded = []
+    for table in sorted(results.glob("*_runs.csv")):
+        described = table.with_name(table.name.replace("_runs.csv", ".json"))
+        about = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
+        with table.open(newline="", encoding="utf-8") as file:
+            for cells in csv.DictReader(file):
+                line = {name: text if name in TEXTS else _number(text) for name, text in cells.items()}
+                if line.get("settings") in about.get("settings", {}):
+                    places = {"data": about["data"], "labels": line["labels"], "seed": line["seed"]}
+                    identity = about["settings"][line["settings"]] | places | about["splits"][line["split"]]
+                    recorded.append(Recorded(identity, line))
+    return recorded
+
+
+def settings_alone(identity: Mapping[str, Any]) -> Identity:
+    """An identity without data, budget, split and seed: what the runs of one row share."""
+    return {name: value for name, value in identity.items() if name not in PLACES}
+
+
+@cache
+def _defaults(method: str) -> Identity:
+    return settings_alone(identify(configure({"method": method, "preset": "default"})))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-=" else "-" for c in text)
+
+
+def _number(text: str) -> float | int | None:
+    return None if not text else int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def _rounded(value: float) -> float | None:
+    """As it stands in the file; what is not defined is left empty."""
+    return None if np.isnan(value) else float(f"{value:.6g}")
+
+
+def _by_group(run: Run) -> dict[str, float | None]:
+    """What groups with images in several parts do to the figures; None where no test image is of such a group.
+
+    `auc_unseen` and `mca_unseen` are of the test images whose group is in neither the labeled nor the unlabeled part,
+    and `mca_leak` is what the MCA owes to those whose group has a labeled image.
+    """
+    probs, labels = run.predictions.part("test")
+    groups = {row.id: row.group for row in run.split}
+    own = [groups[name] for name in np.array(run.predictions.ids)[run.predictions.splits == "test"]]
+    labeled, unlabeled = ({row.group for row in run.split if row.split == part} for part in ("labeled", "unlabeled"))
+    sizes = Counter(groups.values())
+    known, seen, several = (
+        np.array([group != "" and group in chosen for group in own], dtype=bool)
+        for chosen in (labeled, labeled | unlabeled, {group for group in sizes if sizes[group] > 1})
+    )
+    unseen = (probs[~seen], labels[~seen]) if seen.any() else None
+    return {
+        "auc_unseen": metrics.auc(*unseen) if unseen else None,
+        "mca_unseen": metrics.mca(*unseen) if unseen else None,
+        "mca_leak": _leak(probs, labels, known, several) if known.any() and labels.ndim == 1 else None,
+    }
+
+
+def _leak(
+    probs: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.int64],
+    known: npt.NDArray[np.bool_],
+    several: npt.NDArray[np.bool_],
+) -> float:
+    """mean_i share_i · (recall_i of the `known` images − recall_i of others), NaN where a class has no others.
+
+    Others are of groups with `several` images where class i has such, since an object that was taken more than once
+    may be a harder one.
+    """
+    here, alike, others = (metrics.recall(probs[x], labels[x]) for x in (known, several & ~known, ~known))
+    present, images = np.unique(labels, return_counts=True)
+    share = np.bincount(labels[known], minlength=probs.shape[1])[present] / images
+    gain = (here - np.where(np.isnan(alike), others, alike))[present]
+    return float(np.where(share > 0, share * gain, 0.0).mean())

@@ -1,0 +1,323 @@
+"""A grid of runs and the table, or the figure, that comes of it.
+
+An experiment is a TOML file: rows (a method with settings), label budgets, splits, seeds, and what the paper reports.
+`reproduce` trains what is missing, goes on with what was interrupted, and writes
+
+    NAME.csv        a line for each row, budget and split: mean and spread over seeds, beside the paper's figures
+    NAME_runs.csv   a line for each run: enough to check every number of the first, and to know the run again
+    NAME_gaps.csv   paired differences over seeds with their intervals: to the baseline, and of csda to every other row
+    NAME.md         the same as a page, which also says what is missing
+    NAME.svg        a picture (.png where it shows photographs)
+    NAME.json       the command, commit, machine and date, and the complete settings of every row
+
+and where the picture shows epochs, means over seeds:
+
+    NAME_epochs.csv     every figure of an epoch
+    NAME_guesses.csv    the unlabeled images of each class, those guessed as it, the right ones, and those in the queue
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from csda.config import RunConfig
+from csda.errors import CsdaError, DataError, RunError
+from csda.methods import METHODS
+from csda.progress import Reporter
+from csda.research.experiments import Experiment, choose_variant, read_experiment
+from csda.research.grid import draw_experiment, write_grid
+from csda.research.launch import Launcher, launch
+from csda.research.ledger import PLACES, agree, digest, identify, locate, read_line, read_recorded, settings_alone
+from csda.research.paper import (
+    average_epochs,
+    count_guesses,
+    draw_confusions,
+    draw_epochs,
+    draw_examples,
+    draw_temperatures,
+    pick_examples,
+    write_photographs,
+)
+from csda.research.summary import COLUMNS, GAPS, compare_rows, format_number, format_page, summarize
+from csda.runs import Run, write_csv, write_whole
+from csda.training import configure, train
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the grid."""
+
+    title: str
+    method: str
+    labels: str
+    split: str
+    seed: int
+    folder: Path
+    data: str
+    preset: str | None
+    settings: Mapping[str, Any]
+
+    def train(self) -> Run:
+        return train(
+            self.data,
+            method=self.method,
+            preset=self.preset,
+            labels=self.labels,
+            seed=self.seed,
+            out=self.folder,
+            settings=self.settings,
+            resume=True,
+            reporter=Reporter(),
+        )
+
+    @property
+    def config(self) -> RunConfig:
+        chosen = {"data": self.data, "method": self.method, "labels": self.labels, "seed": self.seed}
+        return configure(chosen | ({"preset": self.preset} if self.preset else {}) | dict(self.settings))
+
+
+Found = tuple[Cell, dict[str, Any]]
+"""A cell and what is known of its run, a line of NAME_runs.csv."""
+
+
+def list_cells(experiment: Experiment, runs: Path, data: str, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
+    """Every run of the grid; `overrides` are settings that win over those of the file."""
+    cells = []
+    for row in experiment.rows:
+        for labels in row.labels or experiment.labels:
+            for split, where in experiment.splits.items():
+                place = where | ({"split": str(Path(data) / str(where["split"]))} if "split" in where else {})
+                settings = {**experiment.settings, **row.settings, **place, **(overrides or {})}
+                for seed in experiment.seeds:
+                    preset = row.preset or experiment.preset
+                    cell = Cell(row.name, row.method, labels, split, seed, runs, data, preset, settings)
+                    cells.append(replace(cell, folder=locate(runs, split, cell.config)))
+    return cells
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """An experiment on its data: the name it was asked for by, that of its files, and its runs."""
+
+    name: str
+    stem: str
+    experiment: Experiment
+    source: str
+    cells: list[Cell]
+
+    def find_lines(self, results: Path) -> list[dict[str, Any] | None]:
+        return _find_lines(self.cells, results, folders_alone=self.experiment.figure is not None)
+
+
+def reproduce(
+    names: Sequence[str],
+    *,
+    data: str | None,
+    runs: Path,
+    out: Path,
+    launcher: Launcher = "processes",
+    jobs: int | None = None,
+    side_by_side: int | None = None,
+    minutes: float | None = None,
+    reporter: Reporter,
+    overrides: Mapping[str, Any] | None = None,
+    labels: Sequence[str] = (),
+    seeds: int | None = None,
+    only_finished: bool = False,
+) -> list[Path]:
+    """Train what is missing of experiments, all of it as one, and write their tables; the Markdown files are returned.
+
+    `labels` and `seeds`, a number of them, restrict what is trained, `only_finished` trains nothing, and after so many
+    `minutes` no run is begun. A table has every run that there is then, as a folder in `runs` or as a line of a table
+    in `out`.
+    """
+    grids = [_open_grid(name, data, runs, overrides) for name in names]
+    chosen: dict[Path, Cell] = {}
+    for grid in grids:
+        wanted = grid.experiment.seeds[:seeds]
+        missing = {
+            cell.folder: cell
+            for cell, line in zip(grid.cells, grid.find_lines(out), strict=True)
+            if line is None and cell.seed in wanted and (not labels or cell.labels in labels) and not only_finished
+        }
+        reporter.note(f"{grid.stem}: {len(grid.cells)} runs, {len(missing)} of them to train")
+        if missing and grid.source != "synthetic" and not Path(grid.source).exists():
+            raise DataError(f"{grid.source}: there is no such folder of images; name it with --data")
+        chosen |= missing
+    _train_all(list(chosen.values()), launcher, jobs, side_by_side, minutes, reporter)
+    return [_write_grid(grid, data, runs, out, overrides or {}) for grid in grids]
+
+
+def _open_grid(name: str, data: str | None, runs: Path, overrides: Mapping[str, Any] | None) -> Grid:
+    stem, experiment = read_experiment(name)
+    source = data or experiment.data
+    stem, experiment = choose_variant(stem, experiment, source)
+    return Grid(name, stem, experiment, source, list_cells(experiment, runs, source, overrides))
+
+
+def _write_grid(grid: Grid, data: str | None, runs: Path, out: Path, overrides: Mapping[str, Any]) -> Path:
+    lines = grid.find_lines(out)
+    found = [(cell, line) for cell, line in zip(grid.cells, lines, strict=True) if line is not None]
+    if not found:
+        raise RunError(f"{grid.stem}: no run of it has finished, in {runs} or in the tables of {out}; train some first")
+    _require_same_images(found)
+    missing = [_describe(cell) for cell, line in zip(grid.cells, lines, strict=True) if line is None]
+    about = _provenance(_command(grid.name, data, overrides), found, len(missing))
+    return _write_all(out, grid.stem, grid.experiment, found, missing, about)
+
+
+def _find_lines(cells: Sequence[Cell], results: Path, *, folders_alone: bool) -> list[dict[str, Any] | None]:
+    """What is known of each cell's run: from its folder, or else from a table that tells of a run with the same
+    settings; None where it has not finished."""
+    recorded = [] if folders_alone else read_recorded(results)
+    lines: list[dict[str, Any] | None] = []
+    for cell in cells:
+        identity = identify(cell.config)
+        if (cell.folder / "result.json").is_file():
+            known = [read_line(Run(cell.folder))]
+        else:
+            known = [one.line for one in recorded if agree(identity, one.identity)]
+        described = _describe(cell) | {"settings": digest(settings_alone(identity))}
+        lines.append(known[0] | described if known else None)
+    return lines
+
+
+def _describe(cell: Cell) -> dict[str, Any]:
+    """The first columns of its line."""
+    return {"method": cell.title, "labels": cell.labels, "split": cell.split, "seed": cell.seed}
+
+
+def _train_all(
+    cells: Sequence[Cell],
+    launcher: Launcher,
+    jobs: int | None,
+    side_by_side: int | None,
+    minutes: float | None,
+    reporter: Reporter,
+) -> None:
+    """Train what is missing; a run that fails is named after all others have had their turn."""
+    cells = sorted(cells, key=_turn)
+    launched = launch(
+        cells, launcher=launcher, jobs=jobs, side_by_side=side_by_side, minutes=minutes, note=reporter.note
+    )
+    failures = []
+    with closing(launched) as ended:
+        for done, (cell, run) in enumerate(ended, start=1):
+            if isinstance(run, CsdaError):
+                failures.append(f"{cell.folder.name}: {run}")
+            else:
+                figures = f"AUC {format_number(run.result['auc'])}, MCA {format_number(run.result['mca'])}"
+                reporter.note(f"{done}/{len(cells)} {cell.folder.name}: {figures}")
+    if failures:
+        raise CsdaError("; ".join(failures))
+
+
+def _turn(cell: Cell) -> tuple[int, str, int, int]:
+    """Long runs first, so that none is left over at the end; then those on the same pixels, to share them side by side;
+    then seed by seed, and of a seed those that train on more images a step."""
+    config, own = cell.config, cell.config.method_settings
+    unlabeled = METHODS[config.method].uses_unlabeled
+    images = own["capacity"] if own.get("queue") == "vcq" else config.unlabeled_batch_size * unlabeled
+    return -config.epochs * config.steps_per_epoch, cell.split, cell.seed, -images
+
+
+def _require_same_images(found: Sequence[Found]) -> None:
+    """Runs that a table compares were given the same images in the same parts."""
+    seen: dict[tuple[object, ...], Found] = {}
+    for cell, line in found:
+        seed = cell.config.seed if cell.config.split_seed is None else cell.config.split_seed
+        place = cell.labels, cell.split, seed, METHODS[cell.method].uses_truth
+        other, other_line = seen.setdefault(place, (cell, line))
+        if other_line["images"] != line["images"]:
+            raise RunError(
+                f"{cell.title} and {other.title} at {cell.labels} labels, split {cell.split}, were given different "
+                f"images; train one of them anew on the same data ({cell.folder}, {other.folder})"
+            )
+
+
+def _provenance(command: str, found: Sequence[Found], missing: int) -> dict[str, Any]:
+    identities = [(cell, identify(cell.config)) for cell, _ in found]
+    whole = {column: sorted({line[column] for _, line in found}) for column in ("commit", "machine", "torch")}
+    return {
+        "command": command,
+        "date": max(line["date"] for _, line in found),
+        **whole,
+        "seeds": sorted({cell.seed for cell, _ in found}),
+        "runs": len(found),
+        "missing": missing,
+        "data": identities[0][1]["data"],
+        "splits": {
+            cell.split: {name: identity[name] for name in PLACES if name.startswith("split") and name in identity}
+            for cell, identity in identities
+        },
+        "settings": {line["settings"]: settings_alone(identity)
+                     for (_, line), (_, identity) in zip(found, identities, strict=True)},
+    }  # fmt: skip
+
+
+def _command(name: str, data: str | None, overrides: Mapping[str, Any]) -> str:
+    """The command without the places of one machine."""
+    words = ["csda", "reproduce", Path(name).name, *(["--data", Path(data).name] if data else [])]
+    return shlex.join(words + [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")])
+
+
+def _write_all(
+    out: Path,
+    stem: str,
+    experiment: Experiment,
+    found: Sequence[Found],
+    missing: Sequence[Mapping[str, Any]],
+    about: Mapping[str, Any],
+) -> Path:
+    results = [line for _, line in found]
+    summary = summarize(experiment, results)
+    gaps = compare_rows(experiment, results)
+    out.mkdir(parents=True, exist_ok=True)
+    _write_lines(out / f"{stem}_runs.csv", results)
+    _write_lines(out / f"{stem}.csv", summary, COLUMNS)
+    _write_lines(out / f"{stem}_gaps.csv", gaps, GAPS)
+    write_whole(out / f"{stem}.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    _draw(out, stem, experiment, found)
+    return write_whole(out / f"{stem}.md", format_page(experiment, results, summary, gaps, about, missing))
+
+
+def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Lines as CSV, with all the columns that they have where none are named."""
+    columns = columns or list(dict.fromkeys(column for line in lines for column in line))
+    shown = ([line.get(column) for column in columns] for line in lines)
+    cells = [[f"{value:.6g}" if isinstance(value, float) else value for value in line] for line in shown]
+    write_csv(path, columns, cells)
+
+
+def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) -> None:
+    """The paper's figure, or a picture of the grid; beside a picture of epochs, its numbers."""
+    picture = out / f"{stem}.svg"
+    if experiment.figure is None:
+        write_grid(draw_experiment(experiment, [line for _, line in found]), picture)
+        return
+    places: dict[tuple[str, str, str], list[Run]] = {}
+    for cell, _ in found:
+        places.setdefault((cell.title, cell.labels, cell.split), []).append(Run(cell.folder))
+    runs: dict[str, list[Run]] = {}
+    for (title, *_), own in places.items():
+        runs.setdefault(title, []).extend(own)
+    if experiment.figure == "examples":
+        write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), out / f"{stem}.png")
+    else:
+        draw = {"confusion": draw_confusions, "temperature": draw_temperatures, "epochs": draw_epochs}
+        write_grid(draw[experiment.figure](runs), picture)
+    if experiment.figure == "epochs":
+        for kind, tell in (("epochs", average_epochs), ("guesses", count_guesses)):
+            lines = [
+                {"method": method, "labels": labels, "split": split, "seeds": len(own), **line}
+                for (method, labels, split), own in places.items()
+                for line in tell(own)
+            ]
+            if lines:
+                _write_lines(out / f"{stem}_{kind}.csv", lines)

@@ -1,0 +1,363 @@
+"""The tables of a grid of runs, and the page that shows them.
+
+A line of NAME_runs.csv is a run, one of NAME.csv a row of the experiment at one budget and split over its seeds, one of
+NAME_gaps.csv the difference between two rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from csda import metrics
+from csda.research.experiments import Experiment
+
+COLUMNS = (
+    "method", "labels", "split", "seeds", "auc_mean", "auc_std", "mca_mean", "mca_std",
+    "auc_last20_mean", "mca_last20_mean", "mca_prior_mean", "paper_auc", "paper_mca",
+)  # fmt: skip
+
+COMPARED = {
+    "auc": "auc",
+    "mca": "mca",
+    "mca_prior": "mca_prior",
+    "val_auc": "val_auc_last20",
+    "val_mca": "val_mca_last20",
+}
+"""Figures of NAME_gaps.csv, and the columns of NAME_runs.csv that they are differences of."""
+
+DIFFERENCES = ("ΔAUC", "ΔMCA", "ΔMCA, both ÷ prior", "validation ΔAUC, last 20", "validation ΔMCA, last 20")
+"""The same over the columns of a page."""
+
+GAPS = (
+    "method", "reference", "labels", "split", "seeds",
+    *(f"{figure}_{part}" for figure in COMPARED for part in ("gap", "low", "high")),
+    "paper_auc_gap", "paper_mca_gap",
+)  # fmt: skip
+
+Line = Mapping[str, Any]
+"""A line of a table by its columns."""
+
+ENOUGH = 5
+"""Seeds without which no difference is in bold: the interval of two or three is hardly more than their range."""
+
+Against = dict[tuple[str, str, str, str], Line]
+"""Lines of NAME_gaps.csv by row, reference, budget and split."""
+
+
+def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
+    """Mean and spread over seeds of each row, budget and split that has a run."""
+    lines = []
+    for row in experiment.rows:
+        for labels in row.labels or experiment.labels:
+            for split in experiment.splits:
+                runs = _select(results, row.name, labels, split)
+                if not runs:
+                    continue
+                means = {
+                    f"{figure}_mean": average(runs, figure)
+                    for figure in ("auc", "mca", "auc_last20", "mca_last20", "mca_prior")
+                }
+                spreads = {f"{figure}_std": _deviation(runs, figure) for figure in ("auc", "mca")}
+                paper = [*row.paper.get(labels, []), None, None]
+                line = {"method": row.name, "labels": labels, "split": split, "seeds": len(runs), **means, **spreads}
+                lines.append(line | {"paper_auc": paper[0], "paper_mca": paper[1]})
+    return lines
+
+
+def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
+    """Every row against the first, and csda against every other: at each budget and over all of them, on each split and
+    over all of them."""
+    names = [row.name for row in experiment.rows]
+    pairs = [(name, names[0]) for name in names[1:]]
+    if "csda" in names[1:]:
+        pairs += [("csda", name) for name in names[1:] if name != "csda"]
+    papers = {row.name: row.paper for row in experiment.rows}
+    lines = []
+    for title, reference in pairs:
+        for labels, budgets in _each_and_all(experiment.labels):
+            for split, splits in _each_and_all(list(experiment.splits)):
+                gaps = compare(results, title, reference, budgets, splits)
+                if gaps is not None:
+                    line = {"method": title, "reference": reference, "labels": labels, "split": split}
+                    theirs = _compare_papers(papers[title], papers[reference], budgets) if len(splits) == 1 else {}
+                    lines.append(line | gaps | theirs)
+    return lines
+
+
+def _each_and_all(names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+    """Each name by itself and, where there are several, "all"."""
+    each: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in names]
+    return [*each, ("all", names)] if len(names) > 1 else each
+
+
+def _compare_papers(
+    own: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]], budgets: Sequence[str]
+) -> dict[str, float]:
+    """The same differences in the paper, of the figures that it has for both rows at all budgets."""
+    gaps = {}
+    for k, figure in enumerate(("auc", "mca")):
+        if all(len(row.get(labels, ())) > k for row in (own, other) for labels in budgets):
+            gaps[f"paper_{figure}_gap"] = mean(own[labels][k] - other[labels][k] for labels in budgets)
+    return gaps
+
+
+def compare(
+    results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], splits: Sequence[str]
+) -> dict[str, Any] | None:
+    """Mean paired differences to a reference: of the test figures, of MCA where both are divided by the class
+    frequencies, and of the steadier figures on validation.
+
+    On one split they are paired by seed, over the seeds that both have at all budgets. Of several splits each gives the
+    mean of its seeds, and all must be there; `seeds` then counts splits. From two on there are 95 % bootstrap
+    intervals.
+    """
+    shared = [_pair(results, title, reference, budgets, split) for split in splits]
+    if not all(shared):
+        return None
+    units = shared[0] if len(splits) == 1 else [[pair for pairs in seeds for pair in pairs] for seeds in shared]
+    gaps: dict[str, Any] = {"seeds": len(units)}
+    for figure, column in COMPARED.items():
+        if any(run.get(column) is None for pairs in units for pair in pairs for run in pair):
+            continue  # an older run may not have recorded it
+        differences = np.array([mean(own[column] - other[column] for own, other in pairs) for pairs in units])
+        low, high = metrics.paired_interval(differences) if len(units) > 1 else (None, None)
+        gaps |= {f"{figure}_gap": float(differences.mean()), f"{figure}_low": low, f"{figure}_high": high}
+    return gaps
+
+
+def _pair(
+    results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], split: str
+) -> list[list[tuple[Line, Line]]]:
+    """For each seed that two rows share on a split, their runs at all budgets."""
+    runs = {(run["method"], run["labels"], run["seed"]): run for run in results if run["split"] == split}
+    seeds = sorted({seed for *_, seed in runs})
+    shared = [s for s in seeds if all((name, labels, s) in runs for name in (title, reference) for labels in budgets)]
+    return [[(runs[title, labels, s], runs[reference, labels, s]) for labels in budgets] for s in shared]
+
+
+def format_page(
+    experiment: Experiment,
+    results: Sequence[Line],
+    summary: Sequence[Line],
+    gaps: Sequence[Line],
+    about: Mapping[str, Any],
+    missing: Sequence[Line],
+) -> str:
+    """The page of a table: what was run, the table, csda against the others, and what is missing."""
+    reference = experiment.rows[0].name
+    against: Against = {(gap["method"], gap["reference"], gap["labels"], gap["split"]): gap for gap in gaps}
+    lines = [
+        f"# {experiment.title}",
+        "",
+        *([experiment.note.strip(), ""] if experiment.note else []),
+        f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, at commit "
+        f"{', '.join(map(_short, about['commit']))}, on {'; '.join(about['machine'])}, torch "
+        f"{', '.join(about['torch'])}. Test "
+        f"figures at the epoch of best validation AUC, mean ± standard deviation over seeds; differences to "
+        f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside that "
+        f"of {ENOUGH} seeds or more.",
+        "",
+    ]
+    if missing:
+        lines += [f"**Incomplete: {_count(len(missing), 'run')} of this grid are missing**, listed at the end.", ""]
+    seen = any(run.get("auc_unseen") is not None for run in results)
+    if seen:
+        lines += [
+            "*Unseen groups*: AUC / MCA on the test images whose group (a lesion, a patient) is in no training part. "
+            "*Leaked MCA*: what a group's labeled images add to the MCA, by comparison, class by class, with test "
+            "images of groups that have several and none of them labeled.",
+            "",
+        ]
+    titles = ["method", "labels", "split", "seeds", "AUC", "MCA", "ΔAUC", "ΔMCA", "last 20 epochs", "MCA ÷ prior"]
+    titles += ["validation, last 20", *(["unseen groups", "leaked MCA"] if seen else [])]
+    titles += ["paper", "paper ΔAUC / ΔMCA"] if any(line["paper_auc"] is not None for line in summary) else []
+    lines += _table_head(titles)
+    first = {(line["labels"], line["split"]): line for line in summary if line["method"] == reference}
+    for line in summary:
+        runs = _select(results, line["method"], line["labels"], line["split"])
+        place = line["labels"], line["split"]
+        gap = against.get((line["method"], reference, *place))
+        cells = [
+            line["method"],
+            line["labels"],
+            line["split"],
+            str(line["seeds"]),
+            _spread(line["auc_mean"], line["auc_std"]),
+            _spread(line["mca_mean"], line["mca_std"]),
+            *_points(gap),
+            f"{format_number(line['auc_last20_mean'])} / {format_number(line['mca_last20_mean'])}",
+            format_number(line["mca_prior_mean"]),
+            f"{format_number(average(runs, 'val_auc_last20'))} / {format_number(average(runs, 'val_mca_last20'))}",
+        ]
+        if seen:
+            cells.append(f"{format_number(average(runs, 'auc_unseen'))} / {format_number(average(runs, 'mca_unseen'))}")
+            cells.append(format_number(average(runs, "mca_leak")))
+        lines.append(_table_row([*cells, *_paper(line, first.get(place))][: len(titles)]))
+    lines += ["", *_format_against(gaps, "csda", reference), *_format_budgets(experiment, summary, against)]
+    lines += _format_splits(experiment, against)
+    lines += [*_format_findings(experiment, results), *_format_missing(missing)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _format_against(gaps: Sequence[Line], title: str, reference: str) -> list[str]:
+    """A section with the differences of one row to all but the first, which has them in its own table."""
+    own = [gap for gap in gaps if gap["method"] == title and gap["labels"] != "all" and gap["reference"] != reference]
+    if not own:
+        return []
+    lines = [
+        f"## {title} against the others",
+        "",
+        *_table_head(["against", "labels", "split", "seeds", "ΔAUC", "ΔMCA"]),
+    ]
+    for gap in own:
+        lines.append(_table_row([gap["reference"], gap["labels"], gap["split"], str(gap["seeds"]), *_points(gap)]))
+    return [*lines, ""]
+
+
+def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Against) -> list[str]:
+    """A section with the means over all budgets of the rows that have them all."""
+    if len(experiment.labels) == 1:
+        return []
+    reference = experiment.rows[0].name
+    titles = ["method", "split", "AUC", "MCA", "paired seeds", *DIFFERENCES]
+    titles += ["paper ΔAUC / ΔMCA"] if any("paper_auc_gap" in gap for gap in against.values()) else []
+    lines = []
+    for row in experiment.rows:
+        for split in experiment.splits:
+            own = [line for line in summary if (line["method"], line["split"]) == (row.name, split)]
+            if len(own) == len(experiment.labels):
+                figures = [format_number(mean(line[f"{figure}_mean"] for line in own)) for figure in ("auc", "mca")]
+                gap = against.get((row.name, reference, "all", split))
+                seeds = str(gap["seeds"]) if gap else ""
+                shown = _points(gap, tuple(COMPARED))
+                theirs = [f"{100 * gap[key]:+.1f}" for key in ("paper_auc_gap", "paper_mca_gap") if gap and key in gap]
+                lines.append(_table_row([row.name, split, *figures, seeds, *shown, " / ".join(theirs)][: len(titles)]))
+    head = ["## Mean over budgets", "", *_table_head(titles)]
+    return [*head, *lines, ""] if lines else []
+
+
+def _format_splits(experiment: Experiment, against: Against) -> list[str]:
+    """A section with the differences to the first row over all splits."""
+    reference = experiment.rows[0].name
+    lines = [
+        _table_row([gap["method"], gap["labels"], str(gap["seeds"]), *_points(gap, tuple(COMPARED))])
+        for (_, other, _, split), gap in against.items()
+        if (other, split) == (reference, "all")
+    ]
+    words = (
+        "Each split counts as the mean of its seeds; intervals are over splits, here and where the split above is all."
+    )
+    head = ["## Mean over splits", "", words, ""]
+    return [*head, *_table_head(["method", "labels", "splits", *DIFFERENCES]), *lines, ""] if lines else []
+
+
+def _format_findings(experiment: Experiment, results: Sequence[Line]) -> list[str]:
+    """Sections with the mean AUC of each label, where an image may have several."""
+    classes = list_classes(results)
+    if not all(run.get("multi_label") for run in results):
+        return []
+    lines = []
+    for labels in experiment.labels:
+        for split in experiment.splits:
+            rows = {row.name: runs for row in experiment.rows if (runs := _select(results, row.name, labels, split))}
+            if not rows:
+                continue
+            lines += [f"## AUC of each label, {labels} labeled, split {split}", "", *_table_head(["", *rows])]
+            for name in classes:
+                cells = [format_number(average(runs, f"class_auc_{name}")) for runs in rows.values()]
+                lines.append(_table_row([name, *cells]))
+            lines.append("")
+    return lines
+
+
+def _format_missing(missing: Sequence[Line]) -> list[str]:
+    seeds: dict[tuple[str, str, str], list[str]] = {}
+    for line in missing:
+        seeds.setdefault((line["method"], line["split"], line["labels"]), []).append(str(line["seed"]))
+    budgets: dict[tuple[str, str, str], list[str]] = {}
+    for (title, split, labels), some in seeds.items():
+        budgets.setdefault((title, split, ", ".join(some)), []).append(labels)
+    lines = [
+        f"- {title}, {', '.join(labels)} labels, split {split}: seeds {some}"
+        for (title, split, some), labels in budgets.items()
+    ]
+    return ["## Missing", "", *lines] if lines else []
+
+
+def list_classes(results: Sequence[Line]) -> list[str]:
+    """The classes that lines of NAME_runs.csv have columns for."""
+    return [column.removeprefix("recall_") for column in results[0] if column.startswith("recall_")]
+
+
+def _select(results: Iterable[Line], title: str, labels: str, split: str) -> list[Line]:
+    return [run for run in results if (run["method"], run["labels"], run["split"]) == (title, labels, split)]
+
+
+def average(runs: Iterable[Line], figure: str) -> float | None:
+    """The mean of a figure over the lines in which it is known."""
+    values = [run[figure] for run in runs if run.get(figure) is not None]
+    return mean(values) if values else None
+
+
+def _deviation(runs: Iterable[Line], figure: str) -> float | None:
+    values = [run[figure] for run in runs if run[figure] is not None]
+    return stdev(values) if len(values) > 1 else None
+
+
+def format_number(value: float | None) -> str:
+    """A figure as the pages show it; a dash where it is not known."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _spread(value: float | None, deviation: float | None) -> str:
+    return format_number(value) if deviation is None else f"{format_number(value)} ± {format_number(deviation)}"
+
+
+def _points(gap: Line | None, figures: Sequence[str] = ("auc", "mca")) -> list[str]:
+    """Differences in points, in bold where the interval of enough seeds leaves zero out."""
+    cells = []
+    for figure in figures:
+        if gap is None or gap.get(f"{figure}_gap") is None:
+            cells.append("")
+            continue
+        value, low, high = (gap[f"{figure}_{part}"] for part in ("gap", "low", "high"))
+        text = f"{100 * value:+.1f}"
+        if low is not None:
+            text = f"**{text}**" if low * high > 0 and gap["seeds"] >= ENOUGH else text
+            text += f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+        cells.append(text)
+    return cells
+
+
+def _paper(line: Line, reference: Line | None) -> list[str]:
+    """What the paper has for a line, and its difference to the reference in points."""
+    figures = [line["paper_auc"], line["paper_mca"]]
+    known = [value for value in figures if value is not None]
+    gaps = []
+    if reference is not None and reference["method"] != line["method"]:
+        theirs = [reference["paper_auc"], reference["paper_mca"]]
+        pairs = zip(figures, theirs, strict=True)
+        gaps = [f"{100 * (own - other):+.1f}" for own, other in pairs if own is not None and other is not None]
+    return [" / ".join(format_number(value) for value in known), " / ".join(gaps)]
+
+
+def _table_head(titles: Sequence[str]) -> list[str]:
+    return [_table_row(titles), _table_row(["---"] * len(titles)).replace(" ", "")]
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _short(commit: str) -> str:
+    """Seven digits of a commit, and whether the package had been changed since."""
+    digits, plus, changed = commit.partition("+")
+    return f"{digits[:7]}{plus}{changed}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

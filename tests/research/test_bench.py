@@ -1,0 +1,231 @@
+"""What `csda bench` measures, on sizes so small that only its arithmetic shows: no test knows how fast anything is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from csda.cli import app
+from csda.data.decode import read_image
+from csda.errors import ConfigError
+from csda.methods import METHODS
+from csda.models.alexnet import alexnet
+from csda.research.bench import bench_data, bench_scale, bench_step, keep
+from csda.research.bench.noise import images_trained_on, make_data, open_trainer
+from csda.research.bench.step import count_work
+from csda.research.bench.timing import Deadline, Times, figure, time_in_turn
+from csda.research.bench.torch_loader import _draw_files, _Images
+from csda.research.bench.work import Work, average_work, inference_work, training_work
+from csda.training import configure
+
+TINY: dict[str, Any] = {
+    "preset": "quick",
+    "steps_per_epoch": 2,
+    "batch_size": 8,
+    "unlabeled_batch_size": 8,
+    "capacity": 16,
+    "refresh_batch_size": 512,
+    "threads": 1,
+    "labels": "15",
+}
+
+
+def is_figure(value: Any) -> bool:
+    return value.keys() == {"mean", "std", "n"} and value["mean"] > 0 and value["std"] >= 0 and value["n"] >= 1
+
+
+@pytest.fixture(autouse=True)
+def _little_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("csda.research.bench.timing.WARM_UP", 1)
+    monkeypatch.setattr("csda.research.bench.step.STREAMED", 5000)
+    monkeypatch.setattr("csda.research.bench.starts.SEEDS", 2)
+    monkeypatch.setattr("csda.research.bench.starts.REPEATS", 1)
+    monkeypatch.setattr("csda.research.bench.torch_loader.available_cores", lambda: 1)
+    monkeypatch.setattr(torch, "compile", lambda function: function)  # which takes a compiler, and half a minute
+
+
+def test_step_gives_every_figure(tmp_path: Path, tiny_images: Path) -> None:
+    *earlier, figures = bench_step(TINY, data=tiny_images, rounds=1, seconds=600)
+    assert len(earlier) == 6
+    step_ms = ("bare_step_ms", "csda_step_ms", "nm_like_step_ms", "loader_step_ms")
+    whole = ("streamed_over_resident", "eight_seeds_speedup", "eight_seeds_speedup_csda", "second_start_s")
+    assert all(is_figure(figures[name]) for name in (*step_ms, *whole))
+    assert figures["machine"].keys() == {"device", "cores", "threads", "platform"}
+    assert figures["versions"]["torch"] == torch.__version__
+    assert figures["left_out"] == []
+    *compiled, seconds = figures["compiled"].values()
+    assert len(compiled) == 5
+    assert all(map(is_figure, compiled))
+    assert seconds > 0
+
+    assert figures["method_step_ms"].keys() == METHODS.keys()
+    assert all(is_figure(value) for value in figures["method_step_ms"].values())
+    for ratios in (figures["method_over_bare"], figures["images_per_second"]):
+        assert ratios.keys() == METHODS.keys()
+        assert min(ratios.values()) > 0
+    shares = figures["share"]
+    assert shares.keys() == {"augmentation", "teacher", "alignment", "queue", "update", "rest"}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert min(value for name, value in shares.items() if name != "rest") > 0
+    assert figures["alignment_and_queue_share"] == shares["alignment"] + shares["queue"]
+    for step in (figures["bare_step"], figures["csda_step"]):
+        assert min(step.values()) > 0
+
+    keep(figures, tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text()) == figures
+
+
+def test_parts_are_left_out_after_the_deadline(tmp_path: Path) -> None:
+    *_, figures = bench_step(TINY, parts=["seeds", "loader"], rounds=1, seconds=0.0)
+    assert figures["left_out"] == ["seeds", "loader"]
+    assert is_figure(figures["csda_step_ms"])
+
+
+def test_a_compiler_that_fails_leaves_its_part_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(function: object) -> object:
+        raise RuntimeError("no compiler\nand more of it")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    *_, figures = bench_step(TINY, parts=["compiled"], rounds=1)
+    assert figures["left_out"] == ["compiled (no compiler)"]
+
+
+def test_loader_draws_its_own_files_and_augments_them(tmp_path: Path) -> None:
+    images = _Images(_draw_files(tmp_path), configure(TINY | {"flip": False}))
+    assert len(images) == 512
+    first, again = images[0], images[0]
+    assert first.shape == (3, 32, 32)
+    assert 0 <= first.min() < 0.2 < 0.8 < first.max() <= 1
+    assert not first.equal(again)
+    still = _Images(images.paths, configure(TINY | {"flip": False, "rotation": 0, "translation": 0}))
+    pixels = read_image(images.paths[0], 32, 3)
+    assert (still[0].permute(1, 2, 0) * 255 - torch.tensor(pixels)).abs().mean() < 3
+
+
+def test_parts_and_settings_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'capacty' for method 'csda': did you mean capacity"):
+        next(bench_step({"capacty": 3}))
+    with pytest.raises(ConfigError, match=r"speed is no part of this; choose among streamed, seeds"):
+        next(bench_step(TINY, parts=["speed"]))
+    with pytest.raises(ConfigError, match="method cannot be set here"):
+        next(bench_step(TINY | {"method": "vcq"}))
+    with pytest.raises(ConfigError, match="resident_share cannot be set here"):
+        bench_scale(TINY | {"resident_share": 0.5})
+
+
+def test_scale_varies_one_thing_at_a_time() -> None:
+    figures = bench_scale(TINY, unlabeled=[100, 5000], classes=[2, 1000], capacities=[4, 64], rounds=1)
+    assert figures["reference"] == {"unlabeled": 1024, "classes": 7, "capacity": 16}
+    for name, values in (("unlabeled", "100 5000"), ("classes", "2 1000"), ("capacity", "4 64")):
+        assert list(figures[f"{name}_step_ms"]) == list(figures[f"{name}_over_reference"]) == values.split()
+        assert all(is_figure(value) for value in figures[f"{name}_step_ms"].values())
+    assert figures["left_out"] == []
+    assert bench_scale(TINY, unlabeled=[9], classes=[3], capacities=[4], rounds=1, seconds=0)["left_out"] == [
+        "unlabeled 9",
+        "classes 3",
+        "capacity 4",
+    ]
+
+
+def test_data_gives_every_figure(tiny_images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("csda.research.bench.decoding.LARGE_SET", 640)
+    figures = bench_data(tiny_images, images=20, repeats=1)
+    assert figures["images"] == 20
+    assert min(figures["speedup"], figures["warm_start_seconds"], figures["large_set_megabytes"]) > 0
+
+
+@pytest.mark.parametrize(("method", "images"), [("baseline", 8), ("fixmatch", 16), ("vcq", 24), ("csda", 24)])
+def test_bare_step_has_as_many_images_as_the_method_trains_on(method: str, images: int) -> None:
+    trainer = open_trainer(method, TINY)
+    seen = []
+    trainer.model.student.register_forward_hook(
+        lambda module, inputs, outputs: seen.append(len(outputs) if torch.is_grad_enabled() else 0)
+    )
+    trainer.engine.step(trainer.step, *next(trainer.sample(1)))
+    assert sum(seen) == images_trained_on(trainer) == images
+
+
+def test_pixels_of_a_file_are_streamed(tmp_path: Path) -> None:
+    assert open_trainer("csda", TINY).parts.streamed == ()
+    assert "unlabeled" in open_trainer("csda", TINY, file=tmp_path / "pixels").parts.streamed
+
+
+def test_noise_has_all_classes_and_maps_large_sets_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "pixels"
+    data = make_data(32, classes=600, unlabeled=200_000, file=file)
+    assert {record.label for record in data.split.labeled} == set(range(600))
+    assert len(data.split.unlabeled) == 200_000
+    assert {record.label for record in data.split.unlabeled} == {None}
+    assert data.pixels[:4096].std() > 70
+    assert not data.pixels[-5:].any()
+    assert file.stat().st_blocks * 512 < file.stat().st_size / 10
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    network = nn.Sequential(alexnet(64, 3), nn.ReLU(), nn.Linear(256, 7))
+    images = torch.randn(4, 3, 64, 64)
+    with FlopCounterMode(display=False) as training:
+        network(images).sum().backward()
+    with FlopCounterMode(display=False) as inference, torch.no_grad():
+        network(images)
+    assert training_work(network, (4, 3, 64, 64), "float32").operations == training.get_total_flops()
+    assert inference_work(network, (4, 3, 64, 64), "float32").operations == inference.get_total_flops()
+
+
+def test_operations_are_those_of_the_paper() -> None:
+    network = nn.Sequential(alexnet(128, 3), nn.ReLU(), nn.Linear(256, 7))
+    assert inference_work(network, (1, 3, 128, 128), "float32").operations == 2 * 47_187_712
+
+
+def test_bytes_of_a_small_network_by_hand() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 2, stride=2, bias=False), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    # Three images of 4×4 values: 48 in, 24 out of the convolution and of the normalisation, 9 out of the linear layer.
+    parameters = 4 * (8 + 4 + 27)
+    assert average_work(network).bytes == 3 * parameters
+    forward, backward = 48 + 24 + 24 + 9, 24 + 48 + 2 * 24 + 9 + 24 + 24
+    assert training_work(network, (3, 1, 4, 4), "bf16").bytes == 2 * (forward + backward) + 6 * parameters
+    assert inference_work(network, (3, 1, 4, 4), "float32").bytes == 4 * (48 + 24 + 24 + 9) + parameters
+
+
+def test_a_csda_step_needs_more_than_the_bare_one() -> None:
+    bare, full = count_work(configure({"preset": "default"}))
+    assert bare.operations < full.operations < 1.3 * bare.operations
+    assert bare.bytes < full.bytes < 1.6 * bare.bytes
+    assert Work(1, 2) + Work(3, 4) == Work(4, 6)
+
+
+def test_times_are_medians_of_rounds() -> None:
+    times = Times({"a": [2.0, 4.0, 90.0], "b": [1.0, 4.0, 3.0], "c": [1.0, 1.0, 6.0]})
+    assert times.median("a") == 4.0
+    assert times.ratio("a", "b", "c") == 1.0
+    assert figure([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(2**0.5), "n": 2}
+    assert figure([1.0]) == {"mean": 1.0, "std": 0.0, "n": 1}
+
+
+def test_a_deadline_shortens_the_rounds() -> None:
+    calls = []
+    times = time_in_turn({"a": lambda: calls.append(1)}, torch.device("cpu"), 50, Deadline(0.0))
+    assert len(times.milliseconds["a"]) == 3
+    assert len(calls) == 1 + 3
+
+
+def test_what_was_prepared_is_used_up_before_each_measurement() -> None:
+    calls = []
+    actions = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    times = time_in_turn(actions, torch.device("cpu"), 2, prepared=3)
+    assert "".join(calls) == "ab" + 2 * "aaaabbbb"
+    assert [len(values) for values in times.milliseconds.values()] == [2, 2]
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, assignments = tmp_path / "scale.json", [f"--set={key}={value}" for key, value in TINY.items()]
+    command = ["bench", "scale", "--unlabeled", "9", "--classes", "3", "--capacity", "5", "--rounds", "1", *assignments]
+    app([*command, "--out", str(out)], standalone_mode=False)
+    assert list(json.loads(out.read_text())["capacity_step_ms"]) == ["5"]
+    assert "capacity over reference: 5" in capsys.readouterr().out
