@@ -14,9 +14,9 @@ import csda
 
 LAYERS = (
     ("errors", "alignment", "losses", "metrics", "progress", "replay"),
-    ("distributed",),
+    ("config", "distributed"),
     ("fast",),
-    ("marginals", "condition_queue", "models", "data", "config"),
+    ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine"),
     ("trainer",),
     ("training", "predict", "export", "report"),

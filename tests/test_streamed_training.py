@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from csda.data.prepared import PreparedData
 from csda.data.records import Dataset, Record, Split
 from csda.methods.self_training import SelfTraining
 from csda.progress import Reporter
 from csda.runs import Run
-from csda.trainer import PreparedData, Trainer
+from csda.trainer import Trainer
 from csda.training import configure
 from tiny import train_tiny
 
@@ -120,7 +121,7 @@ def open_noise(file: Path, unlabeled: int, share: float, **chosen: Any) -> Train
     pool = tuple(Record(record.id, None, None) for record in records[256:])
     split = Split(records[:128], pool, records[128:192], records[192:256], truth={})
     dataset = Dataset("noise", tuple("abcdefg"), records)
-    trainer = Trainer(config, PreparedData(dataset, pixels, split, ()))
+    trainer = Trainer(config, PreparedData(dataset, pixels, split, (), dataset.name))
     trainer.begin_epoch(1)
     trainer.method.begin(trainer.model, trainer.parts.labeled, trainer.parts.unlabeled.first(1024))
     return trainer

@@ -20,13 +20,15 @@ import torch
 import csda
 from csda import metrics, trainer
 from csda.config import RunConfig
+from csda.data import prepared
+from csda.data.prepared import prepare_data
 from csda.data.records import Split
 from csda.errors import ConfigError, DataError, RunError
 from csda.methods import METHODS
 from csda.progress import Reporter
 from csda.research.ledger import read_line
 from csda.runs import Run
-from csda.trainer import Trainer, prepare_data
+from csda.trainer import Trainer
 from csda.training import configure, unused_folder
 from tiny import LABELS, QUEUE, SETTINGS, make_images, train_tiny
 
@@ -60,7 +62,7 @@ def _bytes(run: Run, name: str = "predictions.csv") -> bytes:
 
 def _trainer(images: Path, **chosen: Any) -> Trainer:
     config = configure(SETTINGS | QUEUE | {"data": str(images), "labels": LABELS} | chosen)
-    return Trainer(config, prepare_data(config, None, Reporter()))
+    return Trainer(config, prepare_data(config, Reporter()))
 
 
 # --- repeatable ----------------------------------------------------------------------------------------------
@@ -111,7 +113,7 @@ def test_the_estimate_is_near_the_truth(tiny_images: Path) -> None:
 def test_no_label_of_an_unlabeled_image_reaches_the_training(
     tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split_dataset = trainer.split_dataset
+    split_dataset = prepared.split_dataset
 
     def scramble(*arguments: Any, **options: Any) -> Split:
         split = split_dataset(*arguments, **options)
@@ -119,7 +121,7 @@ def test_no_label_of_an_unlabeled_image_reaches_the_training(
         ids, labels = list(split.truth), list(split.truth.values())
         return replace(split, truth=dict(zip(ids, labels[7:] + labels[:7], strict=True)))
 
-    monkeypatch.setattr(trainer, "split_dataset", scramble)
+    monkeypatch.setattr(prepared, "split_dataset", scramble)
     run = train_tiny(tiny_images, tmp_path / "run")
     assert _bytes(run, "truth.csv") != _bytes(tiny_run, "truth.csv")
     for name in ("predictions.csv", "pseudo_labels.csv", "model.safetensors"):
@@ -306,7 +308,7 @@ def test_without_git_the_commit_is_what_one_says(monkeypatch: pytest.MonkeyPatch
 def test_seeds_share_a_split_that_has_its_own(tiny_images: Path) -> None:
     def split(**chosen: int) -> object:
         config = configure({"data": str(tiny_images), "labels": "15", "image_size": 32, **chosen})
-        return trainer.prepare_data(config, None, Reporter()).split.parts()
+        return prepare_data(config, Reporter()).split.parts()
 
     assert split(seed=0, split_seed=5) == split(seed=1, split_seed=5) == split(seed=5)
     assert split(seed=0) != split(seed=0, split_seed=5)
@@ -428,7 +430,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
 def test_an_impossible_device_is_refused_before_images_are_decoded(
     tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "open_pixels", lambda *arguments, **options: pytest.fail("decoded"))
+    monkeypatch.setattr(prepared, "open_pixels", lambda *arguments, **options: pytest.fail("decoded"))
     for changes in ({"device": "cuda"}, {"backbone": "vgg"}, {"image_size": 33}):
         with pytest.raises(ConfigError):
             train_tiny(tiny_images, tmp_path / "run", **changes)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from csda.config import RunConfig, differences, format_config, read_config
 from csda.data.records import encode_labels
-from csda.data.splits import parse_label
+from csda.data.splits import Begun, parse_label
 from csda.errors import RunError
 
 if TYPE_CHECKING:
@@ -124,6 +124,12 @@ class Run:
     def truth(self) -> dict[str, str]:
         lines = self._lines("truth.csv", 2) if self._path("truth.csv").is_file() else ()
         return {cells[0]: cells[1] for cells in lines}
+
+    @property
+    def beginning(self) -> Begun:
+        """What `prepare_data` needs to go on with this run."""
+        truth = self._path("truth.csv")
+        return Begun(self._path("split.csv"), truth if truth.is_file() else None)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

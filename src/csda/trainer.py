@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -25,75 +24,27 @@ from torch import Tensor
 import csda
 from csda import metrics
 from csda.config import RunConfig
-from csda.data import load_dataset, split_dataset
 from csda.data.augment import Augmentation
 from csda.data.loader import ImagePool, StreamedPool, open_parts
-from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
+from csda.data.prepared import PreparedData
+from csda.data.records import encode_labels
 from csda.data.sampling import bilateral_draws, shuffled_passes
-from csda.data.splits import label_text, list_split, move_to_labeled, read_split, read_truth
-from csda.data.store import open_pixels
+from csda.data.splits import label_text, list_split
 from csda.distributed import Ranks
 from csda.engine import Engine, choose_device, make_optimizer, name_device, restore_optimizer, set_learning_rate
 from csda.errors import DataError
-from csda.evaluate import Floats, Ints, guess_pool, judge_pseudo_labels, predict_pool, score
+from csda.evaluate import Floats, guess_pool, judge_pseudo_labels, predict_pool, score
 from csda.fast.linear import linear_layers
 from csda.losses import ramp
 from csda.methods import METHODS, build_method
 from csda.methods.base import StepOutput, Task
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
-from csda.progress import Reporter, format_duration
+from csda.progress import format_duration
 from csda.runs import Run, SplitRow, explained
 
 _INITIAL_WEIGHTS = threading.Lock()
 """Layers draw their first weights from torch's own generator, which all threads share."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedData:
-    """A data set, its pixels [N, H, W, C] in the order of its records, and a split of it."""
-
-    dataset: Dataset
-    pixels: Pixels
-    split: Split
-    remarks: tuple[str, ...]
-
-    def encode(self, records: Sequence[Record]) -> Ints:
-        return encode_labels([record.label for record in records], len(self.dataset.classes), self.dataset.multi_label)
-
-
-def prepare_data(config: RunConfig, run: Run | None, reporter: Reporter) -> PreparedData:
-    """Read, decode and split; a run that goes on keeps the split it began with."""
-    dataset = load_dataset(
-        config.data,
-        config.source,
-        split=config.split,
-        labels=config.labels,
-        seed=config.seed,
-        uncertain=config.uncertain,
-        image_column=config.image_column,
-        label_column=config.label_column,
-        group_column=config.group_column,
-        split_column=config.split_column,
-    )
-    store = open_pixels(dataset, config.image_size, max_unreadable=config.max_unreadable, progress=reporter.pixels)
-    readable = replace(
-        dataset, records=tuple(record for record, good in zip(dataset.records, store.readable, strict=True) if good)
-    )
-    if run is not None:
-        split = read_split(run.folder / "split.csv", readable)
-        truth = read_truth(run.folder / "truth.csv", dataset.classes, dataset.multi_label) if run.truth else {}
-        split = replace(split, truth=truth)
-    else:
-        seed = config.seed if config.split_seed is None else config.split_seed
-        split = split_dataset(readable, split=config.split, labels=config.labels, by=config.split_by, seed=seed)
-    if METHODS[config.method].uses_truth and run is None:
-        split = move_to_labeled(split, split.truth)
-    unreadable = tuple(f"{record.path}: {reason}; left out" for record, reason in store.unreadable)
-    remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks)
-    for remark in remarks:
-        reporter.note(remark)
-    return PreparedData(dataset, store.array, split, remarks)
 
 
 class Trainer:

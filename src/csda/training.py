@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from csda.config import RunConfig, resolve
+from csda.data.prepared import prepare_data
 from csda.distributed import Ranks, joined_ranks
 from csda.engine import CROWD, choose_device
 from csda.errors import ConfigError, RunError
@@ -20,7 +21,7 @@ from csda.methods import METHODS
 from csda.models.backbones import build_encoder
 from csda.progress import Reporter, choose_reporter
 from csda.runs import Run, require_unused
-from csda.trainer import EventWriter, Trainer, prepare_data
+from csda.trainer import EventWriter, Trainer
 
 
 def train(
@@ -59,11 +60,11 @@ def train(
         require_possible(config, ranks)
         if run is not None:
             with run.held() if ranks.first else nullcontext():
-                prepared = prepare_data(config, run, reporter)
+                prepared = prepare_data(config, reporter, begun=run.beginning)
                 with CROWD.member():
                     return fit(Trainer(config, prepared, ranks), run, reporter)
         folder = ranks.from_first(lambda: _new_folder(out, config))
-        prepared = prepare_data(config, None, reporter)
+        prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth)
         with CROWD.member():
             trainer = Trainer(config, prepared, ranks)
             run = ranks.from_first(lambda: trainer.create_run(folder))

@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+from csda.data.prepared import prepare_data
 from csda.errors import ConfigError
 from csda.methods import METHODS
 from csda.progress import Reporter
 from csda.runs import Run
-from csda.trainer import Trainer, prepare_data
+from csda.trainer import Trainer
 from csda.training import configure, train
 from tiny import LABELS, SETTINGS, make_images
 
@@ -82,7 +83,7 @@ def test_bis_ends_with_balanced_batches_and_others_do_not(images: Path) -> None:
     for name in ("bis", "fixmatch"):
         settings = SMALL | {"data": str(images), "method": name, "labels": LABELS, "steps_per_epoch": 500}
         config = configure(settings)
-        trainer = Trainer(config, prepare_data(config, None, Reporter()))
+        trainer = Trainer(config, prepare_data(config, Reporter()))
         for epoch in (1, config.epochs):
             trainer.begin_epoch(epoch)
             drawn = torch.cat([labeled for labeled, _, _ in trainer.sample(epoch)])

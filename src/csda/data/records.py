@@ -39,7 +39,8 @@ class Record:
 class Dataset:
     """What a source found: records in a fixed order, and remarks that a user should read.
 
-    `draw(positions, size)` makes the pixels of sets that are drawn rather than read. `held_out` is the size of the
+    `draw(positions, size)` makes the pixels of sets that are drawn rather than read, and `drawn_with` says what shapes
+    them beside id and label. `held_out` is the size of the
     test and the validation part where the source gives none. `listed` says that published lists name the labeled
     images, so that no budget is drawn from them again.
     """
@@ -53,6 +54,7 @@ class Dataset:
     held_out: tuple[str, str] = ("20%", "10%")
     listed: bool = False
     draw: Callable[[Sequence[int], int], Pixels] | None = None
+    drawn_with: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,14 @@ class _Unit:
     """How many of them belong to each stratum."""
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a run that goes on has begun with: its split, and the truth about unlabeled images where it is known."""
+
+    split_csv: Path
+    truth_csv: Path | None
+
+
 def make_split(
     dataset: Dataset,
     labels: str | int | Budget | None = None,

@@ -72,6 +72,9 @@ BLOOD = np.array([0.18, 1.00, 0.85], np.float32)[:, None, None]
 HAIRY = 0.1
 """Share of the images with hairs across them."""
 
+DRAWING = 1
+"""To be raised when `draw` gives other pixels than before: the set is known by it."""
+
 SMALLEST_CANVAS = 64
 CHUNK_PIXELS = 1 << 17
 """Pixels painted at a time: some fifty arrays of that size are alive at once, and small ones stay in the cache."""
@@ -100,7 +103,8 @@ def load(seed: int = 0, images: int = 3000, difficulty: float = 1.0) -> Dataset:
         Record(id=f"synthetic-{position:05d}", path=None, label=int(label), part=part)
         for position, (label, part) in enumerate(zip(labels, parts, strict=True))
     )
-    return Dataset("synthetic", CLASSES, records, draw=partial(draw, seed, labels, difficulty))
+    drawn_with = f"drawing {DRAWING}, seed {seed}, difficulty {difficulty!r}"
+    return Dataset("synthetic", CLASSES, records, draw=partial(draw, seed, labels, difficulty), drawn_with=drawn_with)
 
 
 def training_counts(images: int) -> list[int]:

@@ -12,12 +12,13 @@ import torch
 
 from csda.config import RunConfig
 from csda.data.loader import LabeledBatch
+from csda.data.prepared import PreparedData
 from csda.data.records import Dataset, Pixels, Record, Split
 from csda.errors import ConfigError
 from csda.methods import METHODS
 from csda.methods.self_training import SelfTraining
 from csda.research.bench.timing import Action
-from csda.trainer import PreparedData, Trainer
+from csda.trainer import Trainer
 from csda.training import configure
 
 LABELED, HELD_OUT, UNLABELED, CLASSES = 512, 64, 1024, 7
@@ -67,7 +68,7 @@ def make_data(image_size: int, classes: int, unlabeled: int, file: Path | None =
     )
     dataset = Dataset("noise", tuple(f"class {number}" for number in range(classes)), records)
     pixels = _make_pixels((len(records), image_size, image_size, 3), file)
-    return PreparedData(dataset, pixels, Split(labeled, pool, val, test, truth={}), ())
+    return PreparedData(dataset, pixels, Split(labeled, pool, val, test, truth={}), (), dataset.name)
 
 
 def _make_pixels(shape: tuple[int, ...], file: Path | None) -> Pixels:

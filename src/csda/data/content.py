@@ -1,0 +1,88 @@
+"""What a set consists of, as one digest: two folders with the same images, labels and groups are one set."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+
+from csda.data.cache import digest
+from csda.data.records import Dataset
+from csda.data.splits import label_text
+from csda.data.store import available_cores, default_cache, file_keys
+
+UNREADABLE = digest(b"unreadable")
+"""Stands for the content of a file that is missing or may not be read."""
+
+WIDTH = len(UNREADABLE)
+
+
+def content_digest(dataset: Dataset, cache: Path | None = None) -> str:
+    """Sixteen hexadecimal digits that stand for the ids, labels, groups and file contents of a set.
+
+    Neither the folder's place nor the image size matters. Hashes of files are kept in the cache by path, size and
+    time of writing, so that a file is read again only when one of these changes. Drawn sets are known by what they are
+    drawn with.
+    """
+    if dataset.draw is None:
+        contents = _hash_files(dataset, cache or default_cache())
+    else:
+        contents = [digest(dataset.name.encode(), dataset.drawn_with.encode())] * len(dataset.records)
+    lines = [
+        digest(record.id.encode(), label_text(record.label, dataset.classes).encode(), _group(record.group), content)
+        for record, content in zip(dataset.records, contents, strict=True)
+    ]
+    return digest(*sorted(lines)).hex()[:16]
+
+
+def _group(group: str | None) -> bytes:
+    return b"" if group is None else b"group " + group.encode()
+
+
+def _hash_files(dataset: Dataset, cache: Path) -> list[bytes]:
+    """A hash of each record's file; those of files that did not change come from the cache."""
+    keys = file_keys(dataset)
+    memory = cache / "content" / digest(f"{dataset.name} {(dataset.root or Path()).absolute()}".encode()).hex()
+    known = _recall(memory)
+    missing = [position for position, key in enumerate(keys) if key not in known]
+    with ThreadPoolExecutor(available_cores()) as pool:
+        hashes = list(pool.map(_hash_file, [dataset.records[position].path for position in missing]))
+    fresh = {keys[position]: found for position, found in zip(missing, hashes, strict=True)}
+    if read := {key: found for key, found in fresh.items() if found != UNREADABLE}:
+        _remember(memory, known | read)
+    known |= fresh
+    return [known[key] for key in keys]
+
+
+def _hash_file(path: Path | None) -> bytes:
+    try:
+        return digest(path.read_bytes()) if path is not None else UNREADABLE
+    except OSError:
+        return UNREADABLE
+
+
+def _recall(memory: Path) -> dict[bytes, bytes]:
+    """Hashes by file key; none from a file that is missing or damaged."""
+    try:
+        content = memory.read_bytes()
+    except OSError:
+        return {}
+    checksum, pairs = content[:WIDTH], content[WIDTH:]
+    if checksum != digest(pairs):
+        return {}
+    cells = [pairs[start : start + WIDTH] for start in range(0, len(pairs), WIDTH)]
+    return dict(zip(cells[::2], cells[1::2], strict=True))
+
+
+def _remember(memory: Path, hashes: dict[bytes, bytes]) -> None:
+    """Write all hashes in one step; where the cache takes nothing they are computed anew each time."""
+    pairs = b"".join(key + found for key, found in hashes.items())
+    draft = memory.with_name(f".draft-{token_hex(8)}")
+    with suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_bytes(digest(pairs) + pairs)
+            draft.replace(memory)
+        finally:
+            draft.unlink(missing_ok=True)
