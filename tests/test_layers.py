@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,36 +13,40 @@ from pathlib import Path
 import pytest
 
 import csda
+from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
-    ("errors", "alignment", "losses", "metrics", "progress", "replay"),
-    ("config", "distributed"),
-    ("fast",),
+    ("errors", "alignment", "losses", "metrics"),
+    ("config", "progress", "distributed"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine"),
     ("trainer",),
     ("training", "predict", "export", "report"),
-    ("research",),
     ("demo", "review"),
     ("cli",),
     ("__main__",),
 )
+"""The core, lowest first; modules of one layer do not import each other."""
+
 ROOT = Path(csda.__file__).parent
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+TIERS = {"fast": "engine", "research": "cli"}
+"""The other tiers, and the one module of the core that imports each, inside functions."""
 
 
-def _modules() -> list[Path]:
-    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+def _modules(*, tier: str | None = None) -> list[Path]:
+    paths = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+    return [path for path in paths if (_unit(path) == tier if tier else _unit(path) not in TIERS)]
 
 
 def _unit(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def _imported_units(path: Path) -> set[str]:
-    """The modules and packages of csda that a file imports anywhere, also inside functions."""
+def _imported_units(tree: ast.AST) -> set[str]:
+    """The modules and packages of csda that are imported anywhere, also inside functions."""
     units = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "csda":
             units |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("csda."):
@@ -50,12 +56,86 @@ def _imported_units(path: Path) -> set[str]:
     return units
 
 
+def _imported_at_once(tree: ast.Module) -> set[str]:
+    """What is imported when the module is: not inside functions, nor for the type checker alone."""
+    outside = [
+        node
+        for node in tree.body
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    return _imported_units(ast.Module(outside, []))
+
+
 @pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_downward(path: Path) -> None:
-    unit = _unit(path)
+    unit, tree = _unit(path), ast.parse(path.read_text())
     assert unit in LEVEL, f"{unit} belongs to no layer"
-    for imported in _imported_units(path) - {unit}:
-        assert LEVEL[imported] < LEVEL[unit], f"{unit} imports {imported}, which is not below it"
+    for imported in _imported_units(tree) - {unit}:
+        if imported in TIERS:
+            assert TIERS[imported] == unit, f"{unit} imports the tier {imported}, which {TIERS[imported]} alone may"
+            assert imported not in _imported_at_once(tree), f"{unit} imports {imported} outside of functions"
+        else:
+            assert LEVEL[imported] < LEVEL[unit], f"{unit} imports {imported}, which is not below it"
+
+
+@pytest.mark.parametrize("path", _modules(tier="fast"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_fast_knows_neither_engine_nor_research(path: Path) -> None:
+    for imported in _imported_units(ast.parse(path.read_text())) - {"fast"}:
+        assert imported == "methods" or LEVEL[imported] < LEVEL["engine"], f"{path.name} imports {imported}"
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Path:
+    """A copy of the package without the other tiers."""
+    shutil.copytree(ROOT, tmp_path / "core" / "csda", ignore=shutil.ignore_patterns("__pycache__"))
+    for tier in TIERS:
+        shutil.rmtree(tmp_path / "core" / "csda" / tier)
+    return tmp_path / "core"
+
+
+def test_the_core_works_alone(core: Path, tiny_images: Path, tmp_path: Path) -> None:
+    """Trains, is killed, resumes, evaluates, predicts and reports on the CPU."""
+
+    def csda_alone(*words: str, code: str = "from csda.cli import main; main()") -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(core), "COLUMNS": "200"}
+        command = [sys.executable, "-c", f"import csda; assert csda.__file__.startswith({str(core)!r}); {code}", *words]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    def training(*more: str, code: str = "from csda.cli import main; main()") -> subprocess.CompletedProcess[str]:
+        return csda_alone(*arguments(tiny_images, tmp_path / "run", {"tensorboard": "false"}, *more), code=code)
+
+    stop = """
+import os, signal
+from csda import trainer
+sample = trainer.Trainer.sample
+def die(held, epoch, **options):
+    if epoch == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample(held, epoch, **options)
+trainer.Trainer.sample = die
+trainer.Trainer._epoch_seconds = lambda held: 1.0
+from csda.cli import main
+main()
+"""
+    assert training(code=stop).returncode == -signal.SIGKILL
+    resumed = training("--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Report:" in resumed.stdout
+    whole = train_tiny(tiny_images, tmp_path / "whole")
+    for name in ("predictions.csv", "pseudo_labels.csv", "model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (whole.folder / name).read_bytes(), name
+    evaluated = csda_alone("evaluate", "run")
+    assert "rare" in evaluated.stdout
+    predicted = csda_alone("predict", "run", str(tiny_images / "rare"))
+    assert len(predicted.stdout.splitlines()) == 1 + COUNTS["rare"]
+    (tmp_path / "run" / "report.html").unlink()
+    assert csda_alone("report", "run").returncode == 0
+    assert (tmp_path / "run" / "report.html").is_file()
+    for command in (["reproduce", "table1"], ["bench", "step"], ["bench", "data", "."], ["bench", "scale"]):
+        refused = csda_alone(*command)
+        assert refused.returncode == 2
+        assert refused.stderr == "csda: this command needs csda.research, which is not installed; install csda whole\n"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +25,7 @@ from sklearn.metrics import recall_score, roc_auc_score
 from csda import runs
 from csda.errors import RunError
 from csda.progress import Reporter
-from csda.runs import Run, write_csv
+from csda.runs import Run, held, write_csv
 from tiny import COUNTS, train_tiny
 
 FILES = {
@@ -114,7 +116,7 @@ def test_predictions_are_read_whatever_a_class_is_called(names: tuple[str, ...],
     run = _written_run(tmp_path, names)
     probs = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]])
     rows = [["one", "val", names[3], names[3], *probs[0]], ["two", "test", names[0], names[0], *probs[1]]]
-    run.finish(0, rows, [], {})
+    run.finish([], rows, [], {})
     predictions = Run(run.folder).predictions
     assert predictions.ids == ["one", "two"]
     assert predictions.splits.tolist() == ["val", "test"]
@@ -376,7 +378,62 @@ def _written_run(folder: Path, classes: tuple[str, ...]) -> Run:
 
 def test_two_processes_do_not_train_one_run(tiny_images: Path, tmp_path: Path) -> None:
     run = train_tiny(tiny_images, tmp_path / "run", epochs=2)
-    with run.held(), pytest.raises(RunError, match="another process is training"), run.held():
+    with held(run.folder), pytest.raises(RunError, match="another process is training"), held(run.folder):
         pass
-    with run.held():
+    with held(run.folder):
         pass
+
+
+def test_a_folder_in_which_nothing_was_written_is_removed_again(tmp_path: Path) -> None:
+    with held(tmp_path / "new" / "run"):
+        assert (tmp_path / "new" / "run").is_dir()
+    assert not (tmp_path / "new" / "run").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("precious")
+    with held(tmp_path / "mine"):
+        pass
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["notes"]
+
+
+_START = """
+import sys, time
+from pathlib import Path
+from tiny import train_tiny
+from csda.errors import RunError
+
+print("ready", flush=True)
+while not Path(sys.argv[3]).exists():
+    time.sleep(0.001)
+try:
+    train_tiny(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[4]), epochs=2)
+except RunError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+def test_of_trainings_that_start_at_once_on_one_folder_one_is_made(tiny_images: Path, tmp_path: Path) -> None:
+    """They differ in their seed, so that files of two runs would show."""
+    out, go = tmp_path / "run", tmp_path / "go"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _START, str(tiny_images), str(out), str(go), str(seed)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    go.touch()
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 3, 3, 3], said
+    assert all("another process is training" in text or "holds a run" in text for text in said if text)
+    winner = codes.index(0)
+    alone = train_tiny(tiny_images, tmp_path / "alone", seed=winner, epochs=2)
+    for name in ("config.toml", "split.csv", "predictions.csv", "pseudo_labels.csv", "model.safetensors"):
+        assert (out / name).read_bytes() == (alone.folder / name).read_bytes(), name

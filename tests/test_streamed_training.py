@@ -18,7 +18,7 @@ from csda.methods.self_training import SelfTraining
 from csda.progress import Reporter
 from csda.runs import Run
 from csda.trainer import Trainer
-from csda.training import configure
+from csda.training import configure, update
 from tiny import train_tiny
 
 LASTING = {"capacity": 48, "gamma": 0.0}
@@ -130,8 +130,8 @@ def open_noise(file: Path, unlabeled: int, share: float, **chosen: Any) -> Train
 def run_epoch(trainer: Trainer, epoch: int) -> dict[str, float]:
     trainer.begin_epoch(epoch)
     for inputs in trainer.sample(epoch):
-        trainer.engine.step(trainer.step, *inputs)
-    return trainer.engine.figures()
+        trainer.engine.run(update, trainer, trainer.step, *inputs)
+    return trainer.figures.read()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
@@ -144,7 +144,8 @@ def test_steps_on_streamed_images_are_those_on_resident_ones(device: str, tmp_pa
         assert figures[1] == pytest.approx(figures[0], rel=1e-2 if device == "cuda" else 0)
     for trainer in (resident, streamed):
         assert trainer.engine.remark is None
-        assert trainer.engine.capture is (device == "cuda")
+        captured = trainer.engine.fast is not None and trainer.engine.fast.graphs.enabled
+        assert captured is (device == "cuda")
     assert isinstance(streamed.method, SelfTraining)
     queue = streamed.method.refinement.queue
     assert queue is not None

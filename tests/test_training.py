@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 import csda
-from csda import metrics, trainer
+from csda import metrics, runs, trainer
 from csda.config import RunConfig
 from csda.data import prepared
 from csda.data.prepared import prepare_data
@@ -29,7 +30,7 @@ from csda.progress import Reporter
 from csda.research.ledger import read_line
 from csda.runs import Run
 from csda.trainer import Trainer
-from csda.training import configure, unused_folder
+from csda.training import _hold_new_folder, configure, update
 from tiny import LABELS, QUEUE, SETTINGS, make_images, train_tiny
 
 
@@ -105,7 +106,7 @@ def test_the_estimate_is_near_the_truth(tiny_images: Path) -> None:
         assert torch.equal(value, before[name]), name
     held.begin_epoch(1)
     held.method.begin(held.model, held.parts.labeled, held.parts.unlabeled)
-    actual = sum(trainer._seconds(held.engine.step, held.step, *inputs) for inputs in held.sample(1))
+    actual = sum(trainer._seconds(update, held, held.step, *inputs) for inputs in held.sample(1))
     actual += trainer._seconds(lambda: held.evaluate(guesses=True))
     assert 0.2 * actual < estimate < 5 * actual
 
@@ -280,10 +281,11 @@ def test_progress_grows_by_epoch_or_by_step(ramp: str, tiny_images: Path) -> Non
 def test_folders_have_the_names_of_what_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = configure({"method": "vcq", "seed": 4})
-    assert unused_folder(config) == Path("runs/synthetic-vcq-4")
-    Path("runs/synthetic-vcq-4").mkdir(parents=True)
-    assert unused_folder(config) == Path("runs/synthetic-vcq-4-2")
-    assert unused_folder(RunConfig(data="..")).parts[0] == "runs"
+    with ExitStack() as stack:
+        assert _hold_new_folder(config, stack) == Path("runs/synthetic-vcq-4")
+        assert _hold_new_folder(config, stack) == Path("runs/synthetic-vcq-4-2")
+        assert _hold_new_folder(RunConfig(data=".."), stack).parts[0] == "runs"
+    assert not Path("runs").exists()
 
 
 def test_environment_tells_where_a_run_was_made(tiny_run: Run) -> None:
@@ -296,13 +298,13 @@ def test_environment_tells_where_a_run_was_made(tiny_run: Run) -> None:
 
 def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert trainer.source_commit() is None
+    assert runs.source_commit() is None
 
 
 def test_without_git_the_commit_is_what_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CSDA_COMMIT", "abc")
-    assert trainer.source_commit() == "abc"
+    assert runs.source_commit() == "abc"
 
 
 def test_seeds_share_a_split_that_has_its_own(tiny_images: Path) -> None:
@@ -319,7 +321,7 @@ def test_the_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path, monke
     git.write_text(f"#!/bin/sh\necho {tmp_path}\necho 0123456789abcdef\n")
     git.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert trainer.source_commit() is None
+    assert runs.source_commit() is None
 
 
 def test_a_package_that_was_changed_since_its_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,23 +330,23 @@ def test_a_package_that_was_changed_since_its_commit_says_so(tmp_path: Path, mon
         made = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
         return made.stdout.strip()
 
-    module = tmp_path / "src" / "csda" / "trainer.py"
+    module = tmp_path / "src" / "csda" / "runs.py"
     module.parent.mkdir(parents=True)
     module.write_text("one\n")
     (tmp_path / "notes").write_text("one\n")
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
-    monkeypatch.setattr(trainer, "__file__", str(module))
+    monkeypatch.setattr(runs, "__file__", str(module))
     commit = git("rev-parse", "HEAD")
-    assert trainer.source_commit() == commit
+    assert runs.source_commit() == commit
     (tmp_path / "notes").write_text("two\n")
-    assert trainer.source_commit() == commit
+    assert runs.source_commit() == commit
     module.write_text("two\n")
-    assert trainer.source_commit() == f"{commit}+changed"
+    assert runs.source_commit() == f"{commit}+changed"
     module.write_text("one\n")
     module.with_name("another.py").write_text("")
-    assert trainer.source_commit() == f"{commit}+changed"
+    assert runs.source_commit() == f"{commit}+changed"
 
 
 # --- data that cannot be trained on --------------------------------------------------------------------------
@@ -413,7 +415,7 @@ def test_a_test_part_of_one_class_has_no_auc_and_says_so(tiny_images: Path, tiny
         ({"device": "tpu"}, ConfigError, "device = 'tpu' is unknown"),
         ({"device": "cuda"}, ConfigError, "device = 'cuda' is not available here"),
         ({"backbone": "vgg"}, ConfigError, "backbone = 'vgg' is unknown"),
-        ({"image_size": 40}, ConfigError, "image_size = 40"),
+        ({"image_size": 31}, ConfigError, "image_size = 31"),
         ({"data": "nowhere"}, DataError, "nowhere: there is no such folder"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -431,7 +433,7 @@ def test_an_impossible_device_is_refused_before_images_are_decoded(
     tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepared, "open_pixels", lambda *arguments, **options: pytest.fail("decoded"))
-    for changes in ({"device": "cuda"}, {"backbone": "vgg"}, {"image_size": 33}):
+    for changes in ({"device": "cuda"}, {"backbone": "vgg"}, {"image_size": 31}):
         with pytest.raises(ConfigError):
             train_tiny(tiny_images, tmp_path / "run", **changes)
     (tmp_path / "full").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -189,6 +190,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Train what is missing of grids of runs and write their tables, or figures, beside the paper's figures."""
+    _require_research()
     from csda.config import parse_assignments
     from csda.progress import LogReporter
     from csda.research.reproduce import reproduce as reproduce_tables
@@ -241,6 +243,7 @@ def bench_step(
     out: FiguresFile = None,
 ) -> None:
     """Time a step of each method against the bare step, the device, a loader and several runs at once."""
+    _require_research()
     from csda.research.bench import bench_step
 
     chosen = _with_preset(settings, preset)
@@ -259,6 +262,7 @@ def bench_scale(
     out: FiguresFile = None,
 ) -> None:
     """Time a step against the number of unlabeled images, of classes and of slots in the queue."""
+    _require_research()
     from csda.research.bench import bench_scale
 
     figures = bench_scale(
@@ -278,9 +282,15 @@ def bench_data(
     out: FiguresFile = None,
 ) -> None:
     """Time decoding, a warm start and memory on a folder of images."""
+    _require_research()
     from csda.research.bench import bench_data
 
     _keep_and_show([bench_data(data)], out)
+
+
+def _require_research() -> None:
+    if find_spec("csda.research") is None:
+        raise CsdaError("this command needs csda.research, which is not installed; install csda whole")
 
 
 def _keep_and_show(stages: Iterable[dict[str, Any]], out: Path | None) -> None:
@@ -308,7 +318,7 @@ def _print(content: object) -> None:
 def _say(text: str) -> None:
     """Why the command stops; of several processes that stop together, one says it."""
     ranks = sys.modules.get("csda.distributed")
-    if ranks is None or ranks.speaks():
+    if ranks is None or ranks.stops_first():
         print(text, file=sys.stderr)
 
 

@@ -14,7 +14,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -91,13 +91,15 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
-    def average(self, tensors: Sequence[Tensor]) -> None:
-        """The mean over the processes, in place and in one message."""
+    def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """The mean of the gradients over the processes, in place and in one message."""
         if self.alone:
             return
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        tensors = [parameter.grad for parameter in parameters if parameter.grad is not None]
         flat = self.sum(torch.cat([tensor.flatten() for tensor in tensors])).div_(self.size)
         parts = flat.split([tensor.numel() for tensor in tensors])
-        torch._foreach_copy_(list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
+        torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
     def from_first(self, compute: Callable[[], Result]) -> Result:
         """What the first process computes, for all of them."""
@@ -162,8 +164,8 @@ def _launched() -> bool:
     return all(name in os.environ for name in _VARIABLES)
 
 
-def speaks() -> bool:
-    """Whether this process is to say why all stop: it is the first of them to do so."""
+def stops_first() -> bool:
+    """Whether this process is the first that stops, and so the one that says why."""
     try:
         return _store is None or _store.add("csda: stopped", 1) == 1
     except RuntimeError:  # whoever kept the store is gone, too

@@ -1,105 +1,35 @@
-"""How a step executes: eagerly, or on a GPU as one CUDA graph.
+"""How a step executes: on which device, in which precision, and on a GPU through the optional tier `csda.fast`.
 
-A step of these small networks is some hundred kernels of a few microseconds each. Launched one by one they wait for the
-host; captured once and replayed they do not. Capture asks that a step copies nothing to the host and keeps its shapes,
-which is the contract of all methods. What a pass between steps repeats for each batch is captured likewise.
+This module is the one place of the core that imports `csda.fast`, and it works without it: then a step runs on any
+device as it is written.
 """
 
 from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from csda import replay
+from csda.data.augment import Augmentation
+from csda.data.loader import OpenPool
 from csda.distributed import Ranks
 from csda.errors import ConfigError
-from csda.fast import kernels, streams
-from csda.fast.linear import Linear, in_step
+from csda.models.two_stream import TwoStream
+
+if TYPE_CHECKING:
+    from csda.fast import Accelerator
 
 Precision = Literal["float32", "tf32", "bf16"]
 
-_EAGER_STEPS = 3
-"""Real steps before capture, in which cuDNN chooses its kernels and the optimiser makes its state."""
-
-_EAGER_CALLS = 16
-"""Calls before what a pass repeats is captured: for a short one it does not pay that all others hold still."""
-
-
-class Crowd:
-    """The threads of this process that train, of which one at a time may ask the others to hold still.
-
-    Runs that train side by side, each in a thread and on a stream of its own, do not disturb each other but for one
-    thing: while a thread captures a graph, what others send to the device spoils it.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._moving = 0
-        self._someone_alone = False
-        self._here = threading.local()
-
-    @contextmanager
-    def member(self) -> Iterator[None]:
-        """This thread uses the device from here on, and holds still only in `make_way`."""
-        self._move()
-        try:
-            yield
-        finally:
-            self._rest()
-
-    def make_way(self) -> None:
-        """Wait here while another thread needs the device for itself."""
-        if self._someone_alone and self._is_moving():
-            self._rest()
-            self._move()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """No other member moves meanwhile."""
-        was_moving = self._is_moving()
-        if was_moving:
-            self._rest()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._someone_alone)
-            self._someone_alone = True
-            self._changed.wait_for(lambda: self._moving == 0)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._someone_alone = False
-                self._changed.notify_all()
-            if was_moving:
-                self._move()
-
-    def _is_moving(self) -> bool:
-        return getattr(self._here, "moving", False)
-
-    def _move(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._someone_alone)
-            self._moving += 1
-        self._here.moving = True
-
-    def _rest(self) -> None:
-        self._here.moving = False
-        with self._changed:
-            self._moving -= 1
-            self._changed.notify_all()
-
-
-CROWD = Crowd()
-
 
 class Output(Protocol):
-    """What a step gives: a loss to minimise and figures to write down."""
+    """What a step gives: a loss to minimise and figures to log, all 0-dim tensors."""
 
     @property
     def loss(self) -> Tensor: ...
@@ -107,7 +37,85 @@ class Output(Protocol):
     def logs(self) -> dict[str, Tensor]: ...
 
 
-Compute = Callable[..., Output]
+class Engine:
+    """Where and how the steps of one training execute.
+
+    Args:
+        device: where everything lives.
+        precision: float32, tf32 in matrix products and convolutions, or bf16 by autocast.
+        generator: the one source of randomness of a step; None is torch's own.
+        capture: whether to capture steps in CUDA graphs, on a GPU.
+        kernels: whether to use hand-written kernels, on a GPU.
+        ranks: processes that compute the same loss together.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        precision: Precision = "float32",
+        *,
+        generator: torch.Generator | None = None,
+        capture: bool = True,
+        kernels: bool = True,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.device = device
+        self.precision = precision
+        self.ranks = ranks or Ranks()
+        self.fast = _open_fast(device, precision, generator, capture, kernels, self.ranks)
+
+    @property
+    def remark(self) -> str | None:
+        """Why steps are eager although a CUDA graph was wanted."""
+        return self.fast.remark if self.fast is not None else None
+
+    def views(self, augmentation: Augmentation) -> Augmentation:
+        """The same augmentation, computed by kernels where there are any."""
+        return self.fast.views(augmentation) if self.fast is not None else augmentation
+
+    def prepare(self, model: TwoStream, method: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Replace the parts of a training that have a faster version on this device."""
+        if self.fast is not None:
+            self.fast.prepare(model, method, optimizer)
+
+    def run(self, function: Callable[..., None], *arguments: object) -> None:
+        """`function(*arguments)`; on a GPU captured after the first calls and replayed from then on.
+
+        A replay reads the tensors among the arguments anew. All other arguments must mean the same in every call.
+        """
+        if self.fast is None:
+            function(*arguments)
+        else:
+            self.fast.run(function, *arguments)
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Networks compute in the precision of the run."""
+        # Autocast would keep its copies of the weights from one replay of a graph to the next.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
+            yield
+
+
+class Figures:
+    """Means over the steps of an epoch, summed on the device and copied to the host once."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+
+    def add(self, output: Output) -> None:
+        values = {"loss": output.loss.detach(), **output.logs}
+        figures = torch.stack([*values.values(), torch.ones_like(output.loss)]).double()
+        self._sums.setdefault(tuple(values), torch.zeros_like(figures)).add_(figures)
+
+    def read(self) -> dict[str, float]:
+        """The means since the last call."""
+        means: dict[str, float] = {}
+        for names, sums in self._sums.items():
+            *totals, count = sums.tolist()
+            sums.zero_()
+            if count:
+                means |= {name: total / count for name, total in zip(names, totals, strict=True)}
+        return means
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
@@ -130,10 +138,19 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
 
 
 def name_device(device: torch.device) -> str:
-    """What a person would call it."""
+    """The name of the hardware."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return platform.processor() or platform.machine()
+
+
+def streaming() -> OpenPool | None:
+    """What opens a pool whose pixels stay on the host; None without the tier `fast`."""
+    if not _has_fast():
+        return None
+    from csda.fast.streaming import StreamedPool
+
+    return StreamedPool
 
 
 def make_optimizer(
@@ -147,7 +164,7 @@ def make_optimizer(
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take up saved state, but for the learning rate: a graph reads the tensor that the optimiser was made with."""
+    """Load saved state, but for the learning rate: a graph reads the tensor that the optimiser was made with."""
     rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -162,170 +179,85 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-@dataclass(slots=True)
-class _Program:
-    """One kind of step: the names and sums of its figures and, once captured, its graph and the inputs it reads.
+class _Backends:
+    """torch's switches for TF32 and for cuDNN's choice of kernels, which all threads of a process share.
 
-    What a pass repeats is one, too, without figures.
+    Trainings that want the same use the device side by side. One that wants the other waits until they have ended, and
+    the last one leaves the switches as the first one found them.
     """
 
-    names: tuple[str, ...] = ()
-    sums: Tensor | None = None
-    steps: int = 0
-    graph: torch.cuda.CUDAGraph | None = None
-    inputs: tuple[Tensor, ...] = ()
-
-
-class Engine:
-    """Forward, backward and update, with the figures summed on the device.
-
-    Args:
-        optimizer: updates what the loss reaches.
-        device: where everything lives.
-        precision: float32, tf32 in matrix products and convolutions, or bf16 by autocast.
-        generator: the one source of randomness of a step; None is torch's own.
-        capture: whether to use a CUDA graph; without a GPU steps are always eager.
-        own_kernels: whether to use hand-written kernels, which need a GPU, too.
-        ranks: processes that compute the same loss together, over which gradients are averaged.
-        layers: those that may keep their weights in bfloat16, too, where kernels can then update them by plain SGD.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        device: torch.device,
-        precision: Precision = "float32",
-        *,
-        generator: torch.Generator | None = None,
-        capture: bool = True,
-        own_kernels: bool = True,
-        ranks: Ranks | None = None,
-        layers: Sequence[Linear] = (),
-    ) -> None:
-        self.optimizer = optimizer
-        self.device = device
-        self.precision = precision
-        self.generator = generator
-        self.capture = capture and device.type == "cuda"
-        self.own_kernels = own_kernels
-        self.ranks = ranks or Ranks()
-        simple = precision == "bf16" and own_kernels and self.ranks.alone and isinstance(optimizer, torch.optim.SGD)
-        self.layers = [layer for layer in layers if simple and kernels.usable(layer.weight)]
-        for layer in self.layers:
-            layer.keep_rounded()
-        self.remark: str | None = None
-        """Why steps are eager although a graph was wanted."""
-        self._programs: dict[object, _Program] = {}
-        self._current: _Program | None = None
-        if device.type == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
-            torch.backends.cudnn.benchmark = True
-            self._stream = torch.cuda.Stream(device)
-
-    def step(self, compute: Compute, *inputs: Tensor) -> None:
-        """Minimise what `compute(*inputs)` returns by one update."""
-        program = self._current = self._programs.setdefault(compute, _Program())
-        self._run(program, lambda *given: self._execute(program, compute, given), inputs, _EAGER_STEPS)
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._users = 0
+        self._tf32 = False
+        self._before: tuple[bool, bool, bool] = (False, False, False)
 
     @contextmanager
-    def arithmetic(self) -> Iterator[None]:
-        """In passes between steps networks compute as in a step, and what is repeated for each batch is captured."""
-        with self._arithmetic(), replay.repeated_by(self._repeat):
-            yield
-
-    @contextmanager
-    def _arithmetic(self) -> Iterator[None]:
-        """Networks compute in the run's precision, and with its kernels."""
-        # Autocast would keep its copies of the weights from one replay to the next.
-        half = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
-        with half, kernels.allowed(self.own_kernels):
-            yield
-
-    def figures(self) -> dict[str, float]:
-        """Means over the steps since the last call: the one copy to the host in an epoch."""
-        program = self._current
-        assert program is not None
-        assert program.sums is not None
-        *sums, count = program.sums.tolist()
-        program.sums.zero_()
-        return {name: value / count for name, value in zip(program.names, sums, strict=True)}
-
-    def _repeat(self, function: Callable[..., None], *arguments: object) -> None:
-        """`replay.repeat` of passes between steps; processes that share a pass call each other in between, eagerly."""
-        if not self.ranks.alone:
-            function(*arguments)
-            return
-        places = [place for place, value in enumerate(arguments) if isinstance(value, Tensor)]
-        inputs = tuple(value for value in arguments if isinstance(value, Tensor))
-        fixed = tuple(value.shape if isinstance(value, Tensor) else value for value in arguments)
-
-        def execute(*given: Tensor) -> None:
-            filled = dict(zip(places, given, strict=True))
-            function(*(filled.get(place, value) for place, value in enumerate(arguments)))
-
-        self._run(self._programs.setdefault((function, fixed), _Program()), execute, inputs, _EAGER_CALLS)
-
-    def _run(self, program: _Program, execute: Callable[..., None], inputs: tuple[Tensor, ...], eager: int) -> None:
-        """Once more: so often eagerly, and from then on as a graph."""
-        CROWD.make_way()
-        if not self.capture:
-            execute(*inputs)
-        else:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self._stream):
-                for layer in self.layers:
-                    layer.renew()  # a graph cannot tell what was written between steps
-                if program.graph is None and program.steps >= eager:
-                    self._try_capture(program, execute, inputs)
-                if program.graph is None:
-                    execute(*inputs)
-                else:
-                    for ours, given in zip(program.inputs, inputs, strict=True):
-                        ours.copy_(given)
-                    program.graph.replay()
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        program.steps += 1
-
-    def _execute(self, program: _Program, compute: Compute, inputs: tuple[Tensor, ...]) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        with self._arithmetic(), in_step(self.layers):
-            output = compute(*inputs)
-        values = {"loss": output.loss.detach(), **output.logs}
-        with streams.beside(self.device, *values.values()):
-            figures = torch.stack([*values.values(), torch.ones_like(output.loss)]).double()
-            if program.sums is None:
-                program.names, program.sums = tuple(values), torch.zeros_like(figures)
-            program.sums.add_(figures)
-        output.loss.backward()
-        self.ranks.average(self._gradients())
-        streams.join()  # the teacher's head is the student's, which now changes
-        self.optimizer.step()
-        for layer in self.layers:
-            layer.descend(self.optimizer.param_groups[0]["lr"])
-
-    def _gradients(self) -> list[Tensor]:
-        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-        return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-    def _try_capture(self, program: _Program, execute: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
-        program.inputs = tuple(value.clone() for value in inputs)
-        graph = torch.cuda.CUDAGraph()
-        source = self.generator or torch.cuda.default_generators[torch.cuda.current_device()]
-        before = source.clone_state()
-        graph.register_generator_state(source)
-        self.optimizer.zero_grad(set_to_none=True)
+    def held(self, tf32: bool) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._users == 0 or self._tf32 == tf32)
+            if self._users == 0:
+                self._before = self._read()
+                self._write(tf32, tf32, True)
+            self._users, self._tf32 = self._users + 1, tf32
         try:
-            # Not by torch.cuda.graph, which first waits until the device is idle and gives back all free memory: of the
-            # threads beside this one, each may have sent a second's work ahead, which goes on meanwhile.
-            with CROWD.alone():
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    execute(*program.inputs)
-                finally:
-                    graph.capture_end()
-            program.graph = graph
-        except RuntimeError as error:
-            self.capture = False
-            self.remark = f"steps run eagerly, since capture in a CUDA graph failed: {str(error).splitlines()[0]}"
-            # A capture that broke off leaves the generator waiting for its end.
-            source.graphsafe_set_state(before.graphsafe_get_state())
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                if self._users == 0:
+                    self._write(*self._before)
+                self._changed.notify_all()
+
+    @staticmethod
+    def _read() -> tuple[bool, bool, bool]:
+        cudnn = torch.backends.cudnn
+        return torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+
+    @staticmethod
+    def _write(matmul: bool, convolution: bool, benchmark: bool) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = convolution, benchmark
+
+
+_backends = _Backends()
+
+
+def backends(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
+    """Within this context torch's process-wide switches are as the precision wants them on this device."""
+    return nullcontext() if device.type != "cuda" else _backends.held(precision != "float32")
+
+
+@contextmanager
+def using(device: torch.device, precision: Precision) -> Iterator[None]:
+    """Within this context a training uses the device, and pauses where another thread captures a graph."""
+    with backends(device, precision), _capture_gate(device):
+        yield
+
+
+def _capture_gate(device: torch.device) -> AbstractContextManager[None]:
+    if device.type != "cuda" or not _has_fast():
+        return nullcontext()
+    from csda.fast.graphs import GATE
+
+    return GATE.training()
+
+
+def _has_fast() -> bool:
+    return find_spec("csda.fast") is not None
+
+
+def _open_fast(
+    device: torch.device,
+    precision: Precision,
+    generator: torch.Generator | None,
+    capture: bool,
+    kernels: bool,
+    ranks: Ranks,
+) -> Accelerator | None:
+    """The optional tier; None where there is no GPU, or where it is not installed."""
+    if device.type != "cuda" or not _has_fast():
+        return None
+    from csda.fast import Accelerator
+
+    return Accelerator(device, precision, generator=generator, capture=capture, kernels=kernels, ranks=ranks)

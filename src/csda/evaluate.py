@@ -1,8 +1,10 @@
-"""Predictions over whole parts, and what they are worth."""
+"""Predictions over whole parts, what they are worth, and what a run concludes from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +12,116 @@ import torch
 from torch import Tensor
 
 from csda import metrics
-from csda.data.loader import ImagePool
+from csda.data.loader import ImagePool, Parts
+from csda.data.prepared import PreparedData
+from csda.data.records import encode_labels
+from csda.data.splits import label_text
 from csda.models.two_stream import TwoStream, probabilities
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
+PseudoLabels = Callable[[TwoStream, Tensor], tuple[Tensor, Tensor]]
+"""What a method would guess for images, before and after alignment."""
+
+LAST = 20
+"""Epochs over which the steadier figures are means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusions:
+    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, and result.json."""
+
+    predictions: list[list[str]]
+    pseudo_labels: list[list[str]]
+    result: dict[str, Any]
+
+
+class Evaluator:
+    """Scores the parts of one data set.
+
+    Args:
+        data: the set and its split.
+        batch_size: images that are predicted at a time.
+        prior_correction: whether probabilities are divided by the labeled class frequencies before they are scored.
+    """
+
+    def __init__(self, data: PreparedData, batch_size: int, *, prior_correction: bool) -> None:
+        self.classes, self.multi_label = data.dataset.classes, data.dataset.multi_label
+        self.split = data.split
+        self.batch_size = batch_size
+        self.prior_correction = prior_correction
+        labeled = data.encode(self.split.labeled)
+        counts = labeled.sum(0) if self.multi_label else np.bincount(labeled, minlength=len(self.classes))
+        self.class_counts: tuple[int, ...] = tuple(counts.tolist())
+        self.frequencies = counts.astype(np.float32) / np.float32(len(labeled))
+        self.val_labels, self.test_labels = data.encode(self.split.val), data.encode(self.split.test)
+        truth = [self.split.truth.get(record.id) for record in self.split.unlabeled]
+        self.truth = encode_labels(truth, len(self.classes), self.multi_label)
+
+    def predict(self, model: TwoStream, pool: ImagePool) -> Floats:
+        """Probabilities [N, n] of the student for every image of a pool, as they are scored."""
+        probs = predict_pool(model, pool, self.batch_size, multi_label=self.multi_label)
+        return self._corrected(probs).astype(np.float32) if self.prior_correction else probs
+
+    def evaluate(
+        self, model: TwoStream, parts: Parts, pseudo_labels: PseudoLabels | None
+    ) -> tuple[dict[str, float], dict[str, Floats]]:
+        """Figures and arrays of this epoch; pseudo-labels are judged where there are any."""
+        arrays = {"val_probs": self.predict(model, parts.val), "test_probs": self.predict(model, parts.test)}
+        figures = score(arrays["val_probs"], self.val_labels, "val")
+        figures |= score(arrays["test_probs"], self.test_labels, "test")
+        # Of several labels an image there is nothing to judge by but the truth.
+        judgeable = not self.multi_label or (self.truth >= 0).any()
+        if pseudo_labels is not None and len(parts.unlabeled) and judgeable:
+            raw, aligned = guess_pool(model, parts.unlabeled, self.batch_size, pseudo_labels)
+            judged, further = judge_pseudo_labels(raw, aligned, self.truth)
+            figures, arrays = figures | judged, arrays | further
+        return figures, arrays
+
+    def conclude(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        best: int,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        unlabeled_probs: Floats,
+    ) -> Conclusions:
+        """Predictions, pseudo-labels and the result at the `best` epoch, of which `arrays` are.
+
+        `rows` are the figures of all epochs.
+        """
+        predictions = [
+            [record.id, part, label_text(record.label, self.classes), self._decision(probs), *_digits(probs)]
+            for part, records in (("val", self.split.val), ("test", self.split.test))
+            for record, probs in zip(records, arrays[f"{part}_probs"], strict=True)
+        ]
+        pseudo_labels = [
+            [record.id, self._decision(probs), *_digits(probs[[probs.argmax()]]), *_digits(probs)]
+            for record, probs in zip(self.split.unlabeled, unlabeled_probs, strict=True)
+        ]
+        test_probs = arrays["test_probs"]
+        corrected = test_probs if self.prior_correction else self._corrected(test_probs)
+        result = {
+            "best_epoch": best,
+            **{name: rows[best - 1].get(f"test_{name}") for name in ("auc", "mca")},
+            **{f"{name}_last20": _mean([row.get(f"test_{name}") for row in rows[-LAST:]]) for name in ("auc", "mca")},
+            "seconds": sum(row["seconds"] for row in rows),
+            "auc_prior": metrics.auc(corrected, self.test_labels),
+            "mca_prior": metrics.mca(corrected, self.test_labels),
+        }
+        return Conclusions(predictions, pseudo_labels, result)
+
+    def _corrected(self, probs: Floats) -> metrics.Floats:
+        return metrics.prior_corrected(probs, self.frequencies, multi_label=self.multi_label)
+
+    def _decision(self, probs: Floats) -> str:
+        label = tuple(np.flatnonzero(probs >= 0.5).tolist()) if self.multi_label else int(probs.argmax())
+        return label_text(label, self.classes)
 
 
 def predict_pool(model: TwoStream, pool: ImagePool, batch_size: int, *, multi_label: bool) -> Floats:
     """The student's probabilities [N, n] for every image of a pool, in order."""
+    if not len(pool):
+        return np.empty((0, model.num_outputs), dtype=np.float32)
     batches = _over(model, pool, batch_size, lambda images: (probabilities(model(images), multi_label),))
     return batches[0]
 
@@ -27,7 +130,7 @@ def guess_pool(
     model: TwoStream,
     pool: ImagePool,
     batch_size: int,
-    pseudo_labels: Callable[[TwoStream, Tensor], tuple[Tensor, Tensor]],
+    pseudo_labels: PseudoLabels,
 ) -> tuple[Floats, Floats]:
     """A method's pseudo-labels [N, n] for every image of a pool, before and after alignment."""
     raw, aligned = _over(model, pool, batch_size, lambda images: pseudo_labels(model, images))
@@ -74,3 +177,14 @@ def _over(
     results = [function(batch.view("plain")) for batch in pool.batches(batch_size, shuffled=False)]
     model.train(training)
     return [torch.cat(columns).cpu().numpy() for columns in zip(*results, strict=True)]
+
+
+def _digits(probs: Floats) -> list[str]:
+    """Nine significant digits give a float32 back exactly."""
+    return [f"{value:.9g}" for value in probs]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of the figures that are defined; one that is not is NaN, or None once it has been read from a file."""
+    known = [value for value in values if value is not None and not np.isnan(value)]
+    return sum(known) / len(known) if known else None

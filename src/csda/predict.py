@@ -70,8 +70,6 @@ class Predictor:
         return np.concatenate(rows)
 
     def _predict(self, pixels: Pixels, batch_size: int) -> Floats:
-        if not len(pixels):
-            return np.empty((0, len(self.classes)), dtype=np.float32)
         device = next(self._model.parameters()).device
         pool = ImagePool(torch.from_numpy(pixels).to(device), Augmentation(), torch.Generator(device))
         probs = predict_pool(self._model, pool, batch_size, multi_label=self.multi_label)

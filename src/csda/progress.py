@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from csda.errors import explained
 
 
 class Reporter:
@@ -109,6 +113,28 @@ class BarReporter(Reporter):
         if name not in self._tasks:
             self._tasks[name] = self.progress.add_task(name, total=total, figures="")
         return self._tasks[name]
+
+
+class EventWriter:
+    """TensorBoard's event files of a run; a resumed run hides the epochs that it computes again."""
+
+    def __init__(self, run_folder: Path, epochs_done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder = run_folder / "tensorboard"
+        with explained(self._folder):
+            self._writer = SummaryWriter(str(self._folder), purge_step=epochs_done + 1)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        with explained(self._folder):
+            for name, value in row.items():
+                if isinstance(value, float) and math.isfinite(value):
+                    self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])
+            self._writer.flush()
+
+    def close(self) -> None:
+        with explained(self._folder):
+            self._writer.close()
 
 
 _BAR_FIGURES = {"val_auc": "AUC", "val_mca": "MCA"}

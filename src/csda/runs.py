@@ -12,16 +12,20 @@ checkpoint after a crash is overwritten by the same epoch, computed again to the
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 import os
+import platform
+import shlex
 import shutil
+import subprocess
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,10 +33,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+import csda
 from csda.config import RunConfig, differences, format_config, read_config
 from csda.data.records import encode_labels
 from csda.data.splits import Begun, parse_label
-from csda.errors import RunError
+from csda.errors import RunError, explained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -191,21 +196,6 @@ class Run:
         write_whole(folder / "environment.json", json.dumps(environment, indent=1, ensure_ascii=False) + "\n")
         return cls(folder)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes from writing to this run; the hold ends with the process, however it ends."""
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            with suppress(ImportError):  # a system without such locks goes without
-                import fcntl
-
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise RunError(f"{self.folder}: another process is training this run; wait for it to end") from None
-        finally:
-            os.close(folder)
-
     def check_config(self, config: RunConfig) -> None:
         """A run goes on with the settings it began with, or not at all."""
         changed = differences(config, self.settings)
@@ -282,27 +272,17 @@ class Run:
 
     def finish(
         self,
-        epochs: int,
+        epochs: Sequence[Mapping[str, Array]],
         predictions: Iterable[Sequence[object]],
         pseudo_labels: Iterable[Sequence[object]],
         result: Mapping[str, Any],
     ) -> None:
-        """The files that a finished run has; result.json says that it is one."""
-        write_whole(self._path("history.npz"), _npz(self._merged(epochs)))
+        """The files that a finished run has, with the arrays of all `epochs`; result.json says that it is one."""
+        write_whole(self._path("history.npz"), _npz(_stacked(epochs)))
         write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
         write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
         write_whole(self._path("result.json"), json.dumps(_finite(result), indent=1) + "\n")
         shutil.rmtree(self.folder / "history", ignore_errors=True)
-
-    def _merged(self, epochs: int) -> dict[str, Array]:
-        """The epochs' arrays stacked along a first axis; NaN where an epoch lacks one."""
-        parts = [self.epoch_arrays(epoch) for epoch in range(1, epochs + 1)]
-        shapes = {key: array for part in parts for key, array in part.items()}
-        merged: dict[str, Array] = {"epochs": np.arange(1, epochs + 1)}
-        for key, example in shapes.items():
-            missing = np.full(example.shape, np.nan, dtype=np.float32)
-            merged[key] = np.stack([part.get(key, missing) for part in parts])
-        return merged
 
     def _path(self, name: str) -> Path:
         return self.folder / name
@@ -344,16 +324,97 @@ class Run:
         return f"the run has not finished: `csda train --out {self.folder} --resume` goes on with it"
 
 
+@contextmanager
+def held(folder: Path, *, new: bool = False) -> Iterator[None]:
+    """Keep other processes out of a run folder, which is made if need be; to be entered before it is looked at.
+
+    With `new` it must not be there yet, otherwise this is a `FileExistsError`. The hold ends with the process, however
+    it ends. Folders that were made for it and have stayed empty are removed again.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    if new and not missing:
+        raise FileExistsError(folder)
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        if not _lock(handle):
+            raise RunError(f"{folder}: another process is training this run; wait for it to end")
+        yield
+    finally:
+        os.close(handle)
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def _lock(handle: int) -> bool:
+    """Whether nobody else has this file or folder; a system without such locks goes without."""
+    with suppress(ImportError):
+        import fcntl
+
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _occupied(folder: Path) -> bool:
+    return any(not entry.name.startswith(".") for entry in folder.iterdir())
+
+
 def require_unused(folder: Path) -> None:
     """Refuse a folder with anything in it, but for what was left of a run that was cut off while it began."""
     with explained(folder):
-        occupied = folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir())
-    if not occupied:
-        return
+        if not folder.exists() or not _occupied(folder):
+            return
     if not (folder / "config.toml").is_file():
         raise RunError(f"{folder}: not empty, and no run; give another --out")
     if Run(folder).begun:
         raise RunError(f"{folder}: holds a run; give --resume to go on with it, or another --out")
+
+
+def _stacked(epochs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The epochs' arrays along a first axis; NaN where an epoch lacks one."""
+    shapes = {key: array for arrays in epochs for key, array in arrays.items()}
+    stacked: dict[str, Array] = {"epochs": np.arange(1, len(epochs) + 1)}
+    for key, example in shapes.items():
+        missing = np.full(example.shape, np.nan, dtype=np.float32)
+        stacked[key] = np.stack([arrays.get(key, missing) for arrays in epochs])
+    return stacked
+
+
+def describe_environment() -> dict[str, Any]:
+    """What made a run, as far as it can be told without torch."""
+    return {
+        "csda": csda.__version__,
+        "commit": source_commit(),
+        "command": shlex.join(["csda", *sys.argv[1:]]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+    }
+
+
+def source_commit() -> str | None:
+    """The commit of a source checkout that the package runs from, marked where the package has been changed since; what
+    CSDA_COMMIT says where there is no git."""
+    here = Path(__file__).resolve().parent
+    try:
+        top, _, commit = _git(here, "rev-parse", "--show-toplevel", "HEAD").partition("\n")
+        # Installed packages may lie inside somebody else's checkout.
+        if commit and Path(top).resolve() == here.parent.parent:
+            return f"{commit}+changed" if _git(here, "--no-optional-locks", "status", "--porcelain", ".") else commit
+    except OSError:
+        pass
+    return os.environ.get("CSDA_COMMIT")
+
+
+def _git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _npz(arrays: Mapping[str, Array]) -> bytes:
@@ -395,14 +456,3 @@ def write_whole(path: Path, content: str | bytes) -> Path:
         finally:
             os.close(folder)
     return path
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Say what the operating system refused, and what to do about it."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space, then go on with --resume" if full else "make it writable, or give another --out"
-        raise RunError(f"{path}: {(error.strerror or str(error)).lower()}; {remedy}") from None

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from csda.config import RunConfig, resolve
 from csda.data.prepared import prepare_data
 from csda.distributed import Ranks, joined_ranks
-from csda.engine import CROWD, choose_device
+from csda.engine import choose_device, using
 from csda.errors import ConfigError, RunError
 from csda.methods import METHODS
-from csda.models.backbones import build_encoder
-from csda.progress import Reporter, choose_reporter
-from csda.runs import Run, require_unused
-from csda.trainer import EventWriter, Trainer
+from csda.methods.base import StepOutput
+from csda.models.backbones import check_encoder
+from csda.progress import EventWriter, Reporter, choose_reporter
+from csda.runs import Run, held, require_unused
+from csda.trainer import Trainer
 
 
 def train(
@@ -52,24 +54,18 @@ def train(
     chosen |= settings
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    with joined_ranks() as ranks, _voice(reporter, ranks) as reporter:
-        run, config = ranks.from_first(lambda: _take_up(out if resume else None, chosen))
+    with joined_ranks() as ranks, _reporter_of(reporter, ranks) as reporter, ExitStack() as stack:
+        folder, config, run = ranks.from_first(lambda: _open_folder(out, chosen, resume, stack))
         if run is not None and run.finished:
             reporter.note(f"{run.folder}: this run has already finished")
             return run
         require_possible(config, ranks)
-        if run is not None:
-            with run.held() if ranks.first else nullcontext():
-                prepared = prepare_data(config, reporter, begun=run.beginning)
-                with CROWD.member():
-                    return fit(Trainer(config, prepared, ranks), run, reporter)
-        folder = ranks.from_first(lambda: _new_folder(out, config))
-        prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth)
-        with CROWD.member():
+        begun = run.beginning if run is not None else None
+        prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth, begun=begun)
+        with using(choose_device(config.device, ranks.local_rank), config.precision):
             trainer = Trainer(config, prepared, ranks)
-            run = ranks.from_first(lambda: trainer.create_run(folder))
-            with run.held() if ranks.first else nullcontext():
-                return fit(trainer, run, reporter)
+            run = run or ranks.from_first(lambda: trainer.create_run(folder))
+            return fit(trainer, run, reporter)
 
 
 def configure(chosen: Mapping[str, Any]) -> RunConfig:
@@ -108,45 +104,44 @@ def require_possible(config: RunConfig, ranks: Ranks) -> None:
             raise ConfigError(
                 f"{name} = {size} is too small for {ranks.size} processes, which share a batch; start fewer of them"
             )
-    with torch.device("meta"):
-        build_encoder(config.backbone, config.image_size, channels=3, dropout=config.dropout)
+    check_encoder(config.backbone, config.image_size, channels=3, dropout=config.dropout)
 
 
 def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
     """The loop: epochs of steps, each epoch scored, written and, from time to time, checkpointed."""
     config, parts, model, method, engine = trainer.config, trainer.parts, trainer.model, trainer.method, trainer.engine
-    first = trainer.ranks.first
-    rows, best = trainer.restore(run)
-    if len(rows) < config.epochs:
-        reporter.note(trainer.announce(run, len(rows)))
-    writer = EventWriter(run.folder, len(rows)) if config.tensorboard and first else None
-    reporter.begin(config.epochs, config.steps_per_epoch, len(rows))
+    first, uses_unlabeled = trainer.ranks.first, METHODS[trainer.config.method].uses_unlabeled
+    history = trainer.restore(run)
+    done = len(history.rows)
+    if done < config.epochs:
+        reporter.note(trainer.announce(run, done))
+    writer = EventWriter(run.folder, done) if config.tensorboard and first else None
+    reporter.begin(config.epochs, config.steps_per_epoch, done)
     saved = time.monotonic()
-    for epoch in range(len(rows) + 1, config.epochs + 1):
+    for epoch in range(done + 1, config.epochs + 1):
         started = time.perf_counter()
         warming_up = epoch <= config.warm_up_epochs
+        compute = trainer.warm_up if warming_up else trainer.step
         learning_rate = trainer.begin_epoch(epoch)
         for inputs in trainer.sample(epoch, labels_only=warming_up):
-            engine.step(trainer.warm_up if warming_up else trainer.step, *inputs)
+            engine.run(update, trainer, compute, *inputs)
             reporter.step()
         with engine.arithmetic():
             if epoch == config.warm_up_epochs:
                 method.begin(model, parts.labeled, parts.unlabeled)
             elif not warming_up:
                 method.end_epoch(model, parts.labeled, parts.unlabeled)
-            figures, arrays = trainer.evaluate(guesses=not warming_up and METHODS[config.method].uses_unlabeled)
-        row = {"epoch": epoch, "lr": learning_rate, **engine.figures(), **figures}
+            figures, arrays = trainer.evaluate(guesses=not warming_up and uses_unlabeled)
+        row = {"epoch": epoch, "lr": learning_rate, **trainer.figures.read(), **figures}
         row["seconds"] = time.perf_counter() - started
         if not np.isfinite([row["loss"], arrays["val_probs"].sum()]).all():
             raise RunError(f"the loss is not finite in epoch {epoch}; give a lower lr than {config.lr}, another --out")
         if first:
-            run.write_epoch(row, arrays, rows)
-        rows.append(row)
-        if best == 0 or row["val_auc"] > rows[best - 1]["val_auc"]:
-            best = epoch
+            run.write_epoch(row, arrays, history.rows)
+        if history.add(row, arrays):
             trainer.keep_weights()
         if epoch == config.epochs or time.monotonic() - saved >= config.checkpoint_seconds:
-            trainer.save(run, epoch, best)
+            trainer.save(run, history)
             saved = time.monotonic()
         if writer is not None:
             writer.write(row)
@@ -156,39 +151,55 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
     if writer is not None:
         writer.close()
     with engine.arithmetic():
-        conclusions = trainer.conclusions(run, rows, best)
+        conclusions = trainer.conclude(history)
     if not first:
         return run
-    run.finish(config.epochs, *conclusions)
+    run.finish(history.arrays, conclusions.predictions, conclusions.pseudo_labels, conclusions.result)
     return Run(run.folder)
 
 
-def unused_folder(config: RunConfig) -> Path:
-    """A new folder under runs/, named after what is trained."""
-    name = f"{Path(config.data).name or 'images'}-{config.method}-{config.seed}"
-    candidates = (Path("runs") / (name if count == 1 else f"{name}-{count}") for count in itertools.count(1))
-    return next(folder for folder in candidates if not folder.exists())
+def update(trainer: Trainer, compute: Callable[..., StepOutput], *inputs: Tensor) -> None:
+    """One step of gradient descent. On a GPU the engine captures exactly this and replays it."""
+    trainer.optimizer.zero_grad(set_to_none=True)
+    with trainer.engine.arithmetic():
+        output = compute(*inputs)
+    output.loss.backward()
+    trainer.ranks.average_gradients(trainer.optimizer)
+    trainer.optimizer.step()
+    trainer.figures.add(output)
 
 
-def _voice(reporter: Reporter | None, ranks: Ranks) -> Reporter:
+def _reporter_of(reporter: Reporter | None, ranks: Ranks) -> Reporter:
     """Of several processes the first one reports."""
     return (reporter or choose_reporter(quiet=False)) if ranks.first else Reporter()
 
 
-def _new_folder(out: str | Path | None, config: RunConfig) -> Path:
-    folder = Path(out) if out is not None else unused_folder(config)
+def _open_folder(
+    out: str | Path | None, chosen: Mapping[str, Any], resume: bool, stack: ExitStack
+) -> tuple[Path, RunConfig, Run | None]:
+    """Hold the run folder, for the time of the stack, and only then look at it: the run to go on with, if any."""
+    config = None if resume else configure(chosen)
+    folder = Path(out) if out is not None else _hold_new_folder(config or configure(chosen), stack)
+    if out is not None:
+        stack.enter_context(held(folder))
+    if config is None and (folder / "config.toml").is_file():
+        run = Run(folder)
+        config = configure({**_flat(run.settings, chosen), **chosen})
+        run.check_config(config)
+        return folder, config, run if run.begun else None
     require_unused(folder)
+    return folder, config or configure(chosen), None
+
+
+def _hold_new_folder(config: RunConfig, stack: ExitStack) -> Path:
+    """A new folder under runs/, named after what is trained."""
+    name = f"{Path(config.data).name or 'images'}-{config.method}-{config.seed}"
+    for count in itertools.count(1):
+        folder = Path("runs") / (name if count == 1 else f"{name}-{count}")
+        with suppress(FileExistsError):
+            stack.enter_context(held(folder, new=True))
+            break
     return folder
-
-
-def _take_up(out: str | Path | None, chosen: Mapping[str, Any]) -> tuple[Run | None, RunConfig]:
-    """The run to go on with, if `out` holds one that has begun, and the configuration."""
-    if out is None or not (Path(out) / "config.toml").is_file():
-        return None, configure(chosen)
-    run = Run(out)
-    config = configure({**_flat(run.settings, chosen), **chosen})
-    run.check_config(config)
-    return run if run.begun else None, config
 
 
 def _flat(config: RunConfig, chosen: Mapping[str, Any]) -> dict[str, Any]:

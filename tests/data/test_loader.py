@@ -30,7 +30,7 @@ def test_views_are_drawn_when_asked_for_and_anew_each_time() -> None:
     batch = pool.batch(indices)
     first, second = batch.weak(), batch.weak()
     assert not torch.equal(first, second)
-    assert torch.equal(first, augment.weak(Selection(twin.pixels[indices]), twin.augmentation, twin.generator))
+    assert torch.equal(first, twin.augmentation.weak(Selection(twin.pixels[indices]), twin.generator))
     assert torch.equal(second, twin(indices, "weak"))
     assert torch.equal(batch.strong(), twin(indices, "strong"))
     assert torch.equal(pool(indices, "plain"), augment.plain(pool.pixels[indices]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from csda.data.augment import Augmentation
-from csda.data.loader import open_parts
+from csda.data.loader import Parts, free_memory, open_parts
 from csda.data.records import Dataset, Record, Split
 from csda.errors import DataError
 
@@ -25,8 +25,8 @@ SPLIT = Split(
 )
 
 
-def _open(dataset: Dataset = DATASET, split: Split = SPLIT):  # type: ignore[no-untyped-def]
-    return open_parts(dataset, PIXELS, split, torch.device("cpu"), Augmentation())
+def _open(dataset: Dataset = DATASET, split: Split = SPLIT, share: float = 1.0) -> Parts:
+    return open_parts(dataset, PIXELS, split, Augmentation(), torch.Generator(), share)
 
 
 def test_parts_have_the_pixels_of_their_records_in_the_order_of_the_split() -> None:
@@ -69,3 +69,12 @@ def test_an_empty_part_is_refused(part: str, title: str) -> None:
 
 def test_no_unlabeled_images_are_a_pool_of_none() -> None:
     assert len(_open(split=replace(SPLIT, unlabeled=())).unlabeled) == 0
+
+
+def test_without_streaming_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(DataError, match=r"set: .* GB of pixels do not fit into the memory of cpu; csda\.fast"):
+        _open(share=0.0)
+
+
+def test_free_memory_is_less_than_there_is() -> None:
+    assert 2**20 < free_memory(torch.device("cpu")) < 2**50

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from csda.fast import kernels
-from csda.models.alexnet import AlexNet, Block, _fused, alexnet
+from csda.fast.blocks import _run, fuse
+from csda.models.alexnet import Block, alexnet
+from csda.models.backbones import build_encoder
 from csda.models.encoder import Encoder
+from csda.models.two_stream import TwoStream
 
 
 def _error(value: Tensor, exact: Tensor) -> float:
@@ -161,18 +163,37 @@ def test_segments_share_programs_by_their_work() -> None:
 
 
 def test_on_the_cpu_the_plain_blocks_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("csda.models.alexnet._fused", None)
-    network = alexnet(32, 3)
+    monkeypatch.setattr("csda.fast.blocks._run", None)
+    network = fuse(alexnet(32, 3))
     with torch.autocast("cpu", torch.bfloat16):
         network(torch.rand(2, 3, 32, 32))
         network[0](torch.rand(2, 3, 32, 32))
         network.forward_apart(torch.rand(2, 3, 32, 32), torch.rand(3, 3, 32, 32))
 
 
-def _steps(network: AlexNet, *images: Tensor, own_kernels: bool) -> tuple[Tensor, Tensor]:
+def test_where_kernels_can_images_that_pass_apart_take_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def fused(blocks: list[nn.Module], *images: Tensor, sizes: list[int]) -> Tensor:
+        calls.append(sizes)
+        return torch.cat([nn.Sequential(*blocks)(part) for part in images])
+
+    torch.manual_seed(0)
+    model = TwoStream(build_encoder("alexnet", 32, 3, dropout=0.0), 4)
+    twin = deepcopy(model)
+    parts = torch.rand(3, 3, 32, 32), 0.2 * torch.rand(5, 3, 32, 32)
+    expected = twin.forward_apart(*parts)
+    monkeypatch.setattr("csda.fast.blocks._run", fused)
+    monkeypatch.setattr("csda.fast.blocks._fusible", lambda blocks, *images: len(blocks) == 5)
+    model.student = fuse(model.student)
+    assert torch.equal(model.forward_apart(*parts), expected)
+    assert calls == [[3, 5]]
+
+
+def _steps(network: Encoder, *images: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and the gradient of the first weights; several tensors of images pass apart."""
     network.zero_grad()
-    with torch.autocast("cuda", torch.bfloat16), kernels.allowed(own_kernels):
+    with torch.autocast("cuda", torch.bfloat16):
         logits = network.forward_apart(*images) if len(images) > 1 else network(*images)
     logits.float().square().mean().backward()
     gradient = network[0][0].weight.grad
@@ -194,9 +215,9 @@ def test_the_network_is_no_less_exact_than_by_torch_and_repeats_itself(sizes: tu
     true_logits = exact.forward_apart(*(part.double() for part in images))
     true_logits.square().mean().backward()
     true_gradient = exact[0][0].weight.grad
-    plain_logits, plain_gradient = _steps(deepcopy(network), *images, own_kernels=False)
-    logits, gradient = _steps(deepcopy(network), *images, own_kernels=True)
-    again_logits, again_gradient = _steps(deepcopy(network), *images, own_kernels=True)
+    plain_logits, plain_gradient = _steps(deepcopy(network), *images)
+    logits, gradient = _steps(fuse(deepcopy(network)), *images)
+    again_logits, again_gradient = _steps(fuse(deepcopy(network)), *images)
     assert torch.equal(logits, again_logits)
     assert torch.equal(gradient, again_gradient)
     assert not torch.equal(logits, plain_logits)
@@ -210,11 +231,11 @@ def test_the_whole_and_its_stages_agree() -> None:
     network = alexnet(32, 1, dropout=0.0).cuda()
     images = torch.rand(16, 1, 32, 32, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
-        whole = _fused(network[:5], images)
+        whole = _run(list(network[:5]), images)
         values = images
         for stage in network[:5]:
-            values = stage(values)
-        in_parts = _fused(network[:5], *images.split((5, 11)))
+            values = fuse(Encoder(stage))(values)
+        in_parts = _run(list(network[:5]), *images.split((5, 11)))
     assert _error(values, whole) < 0.1
     assert torch.equal(in_parts, whole)
 
@@ -226,8 +247,9 @@ def test_one_set_of_launches_agrees_with_one_for_each_segment() -> None:
     twin = deepcopy(network)
     images = _images((23, 7, 130), 3, 64, 64)
     with torch.autocast("cuda", torch.bfloat16):
-        logits = network.forward_apart(*images)
-        expected = Encoder.forward_apart(twin, *images)
+        logits = fuse(network).forward_apart(*images)
+        body, tail = twin.split()
+        expected = tail(torch.cat([fuse(Encoder(*body))(part) for part in images]))
     # The same products of the same numbers, but for the order of sums and what rounds differently for it.
     assert _error(logits, expected) < 0.02
     logits.float().square().mean().backward()
@@ -242,15 +264,15 @@ def test_one_set_of_launches_agrees_with_one_for_each_segment() -> None:
 @pytest.mark.parametrize("sizes", [(16,), (9, 14)])
 def test_a_step_is_captured_and_replayed(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    network = alexnet(32, 3, dropout=0.0).cuda()
+    network = fuse(alexnet(32, 3, dropout=0.0).cuda())
     images = _images(sizes, 3, 32, 32)
-    expected, _ = _steps(network, *images, own_kernels=True)
+    expected, _ = _steps(network, *images)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        logits, gradient = _steps(network, *images, own_kernels=True)
+        logits, gradient = _steps(network, *images)
     for part in images:
         part.copy_(torch.rand_like(part))
-    fresh, fresh_gradient = _steps(deepcopy(network), *images, own_kernels=True)
+    fresh, fresh_gradient = _steps(fuse(deepcopy(network)), *images)
     graph.replay()
     torch.testing.assert_close(logits, fresh)
     torch.testing.assert_close(gradient, fresh_gradient)

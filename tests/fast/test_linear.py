@@ -14,15 +14,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import csda.fast
+from csda.data.augment import Augmentation
 from csda.distributed import Ranks
-from csda.engine import CROWD, Engine, _Program, make_optimizer, set_learning_rate
-from csda.fast import kernels
-from csda.fast.linear import Linear, in_step, linear_layers
-from csda.methods.base import StepOutput
+from csda.engine import Engine, make_optimizer, set_learning_rate, using
+from csda.fast import Accelerator, kernels
+from csda.fast.graphs import Graphs, Program
+from csda.fast.linear import Linear, in_step
 from csda.models.alexnet import alexnet
 from csda.models.two_stream import TwoStream
 from csda.research.bench.noise import open_trainer
 from csda.trainer import Trainer
+from csda.training import update
 
 CPU = torch.device("cpu")
 
@@ -44,11 +47,23 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         copy.data.copy_(weight.data)
 
     monkeypatch.setitem(sys.modules, "csda.fast.update", SimpleNamespace(descend=descend, average=average))
-    monkeypatch.setattr(kernels, "usable", lambda tensor: tensor.ndim == 2)
+    monkeypatch.setattr(csda.fast, "update", SimpleNamespace(descend=descend, average=average), raising=False)
+    monkeypatch.setattr(kernels, "supported", lambda device: True)
+    monkeypatch.setattr("csda.fast.fuse", lambda encoder: encoder)
+    monkeypatch.setattr("csda.fast.FusedAugmentation", Augmentation)
+    monkeypatch.setattr("csda.engine._open_fast", _open_fast)
     monkeypatch.setattr(
         kernels, "matrix_dtype", lambda: torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
     )
     return calls
+
+
+def _open_fast(
+    device: torch.device, precision: Any, generator: Any, capture: bool, kernels: bool, ranks: Ranks
+) -> Accelerator:
+    """On the CPU, too; what has no kernels there is not captured either."""
+    capture &= device.type == "cuda"
+    return Accelerator(device, precision, generator=generator, capture=capture, kernels=kernels, ranks=ranks)
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -206,24 +221,32 @@ def test_a_copy_of_the_layer_has_its_own() -> None:
     ("name", "options"),
     [
         ("sgd", {"precision": "float32"}),
-        ("sgd", {"own_kernels": False}),
+        ("sgd", {"kernels": False}),
         ("sgd", {"ranks": Ranks(0, 1, 0)}),
         ("adam", {}),
     ],
 )
 @pytest.mark.usefixtures("by_torch")
 def test_an_engine_that_cannot_descend_keeps_nothing_rounded(name: Any, options: dict[str, Any]) -> None:
-    layer = Linear(5, 3)
-    optimizer = make_optimizer(name, list(layer.parameters()), CPU)
-    engine = Engine(optimizer, CPU, **{"precision": "bf16", "layers": [layer], **options})
-    assert engine.layers == []
-    assert layer.rounded is None
+    model = TwoStream(alexnet(32, 3), 4)
+    engine = Engine(CPU, **{"precision": "bf16", **options})
+    engine.prepare(model, nn.Identity(), make_optimizer(name, list(model.parameters()), CPU))
+    assert engine.fast is not None
+    assert engine.fast.layers == []
+    assert not any(isinstance(module, Linear) for module in model.modules())
 
 
-def test_without_a_gpu_nothing_is_kept_rounded() -> None:
-    layer = Linear(5, 3)
-    engine = Engine(make_optimizer("sgd", list(layer.parameters()), CPU), CPU, "bf16", layers=[layer])
-    assert engine.layers == []
+@pytest.mark.usefixtures("by_torch")
+def test_large_layers_of_both_encoders_are_replaced_and_keep_their_weights() -> None:
+    model = TwoStream(alexnet(32, 3), 4)
+    weights, names = [id(value) for value in model.parameters()], list(model.state_dict())
+    engine = Engine(CPU, "bf16")
+    engine.prepare(model, nn.Identity(), make_optimizer("sgd", list(model.student.parameters()), CPU))
+    assert engine.fast is not None
+    assert [layer.weight.shape for layer in engine.fast.layers] == [(4096, 128), (256, 4096)] * 2
+    assert type(model.head[1]) is nn.Linear
+    assert [id(value) for value in model.parameters()] == weights
+    assert list(model.state_dict()) == names
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -232,19 +255,18 @@ def test_a_pass_without_autocast_is_learned_from_too(fused: bool) -> None:
     """Alone, and beside one with autocast; the optimiser that is fused raises no version."""
     ours, theirs = _pair()
     values = torch.rand(4, 5)
-    engines = []
-    for layer, layers in ((ours, [ours]), (theirs, [])):
-        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, fused=fused)
-        engines.append(Engine(optimizer, CPU, "bf16", layers=layers))
     for both in (False, True, False):
-        for engine, layer in zip(engines, (ours, theirs), strict=True):
-
-            def compute(layer: nn.Linear = layer, both: bool = both) -> StepOutput:
-                with torch.autocast("cpu", enabled=False):
-                    loss = layer(values).square().sum()
-                return StepOutput(loss + layer(values).float().sum() if both else loss)
-
-            engine.step(compute)
+        for layer, layers in ((ours, [ours]), (theirs, [])):
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, fused=fused)
+            optimizer.zero_grad()
+            with in_step(layers):
+                loss = layer(values).square().sum()
+                with _half():
+                    loss = loss + layer(values).float().sum() if both else loss
+                loss.backward()
+                optimizer.step()
+                for kept in layers:
+                    kept.descend(0.1)  # type: ignore[arg-type]
         assert _agrees(ours)
         torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-6, atol=1e-6)
 
@@ -252,15 +274,15 @@ def test_a_pass_without_autocast_is_learned_from_too(fused: bool) -> None:
 @pytest.mark.usefixtures("by_torch")
 def test_a_weight_that_is_written_to_is_rounded_before_a_replay(made_up_stream: Any) -> None:
     """As an engine on a GPU has it, with streams and graph made up."""
-    layer, replays = Linear(5, 3), []
-    engine = Engine(make_optimizer("sgd", list(layer.parameters()), CPU), CPU, "bf16", layers=[layer])
-    engine.capture, engine._stream = True, made_up_stream
+    (layer, _), replays = _pair(), []
+    graphs = Graphs(CPU, None, [layer], enabled=False)
+    graphs.enabled, graphs._stream = True, made_up_stream
     graph: Any = SimpleNamespace(replay=lambda: replays.append(_agrees(layer)))
-    engine._programs[layer.forward] = _Program(graph=graph)
+    graphs.programs[(layer.forward, ())] = Program(graph=graph)
     for _ in range(2):
         nn.init.normal_(layer.weight)
-        engine.step(layer.forward)
-        engine.step(layer.forward)
+        graphs.run(layer.forward, eager=3)
+        graphs.run(layer.forward, eager=3)
     assert replays == [True] * 4
 
 
@@ -269,17 +291,18 @@ def test_a_teacher_with_rounded_weights_follows_as_one_without() -> None:
     torch.manual_seed(0)
     model = TwoStream(alexnet(32, 3), 4)
     nn.init.normal_(model.student[0][2].running_mean)
-    for layer in linear_layers(model.student):
-        nn.init.normal_(layer.weight)
+    for module in model.student.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight)
     twin = deepcopy(model)
-    for layer in linear_layers(model):
-        layer.keep_rounded()
+    engine = Engine(CPU, "bf16")
+    engine.prepare(model, nn.Identity(), make_optimizer("sgd", list(model.student.parameters()), CPU))
     for momentum in (0.9, 0.3):
         model.update_teacher(momentum)
         twin.update_teacher(momentum)
     for name, value in model.state_dict().items():
         assert torch.equal(value, twin.state_dict()[name]), name
-    layers = linear_layers(model.teacher)
+    layers = [module for module in model.teacher.modules() if isinstance(module, Linear)]
     assert len(layers) == 2
     assert all(map(_agrees, layers))
 
@@ -305,24 +328,32 @@ def make_session(place: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., T
     def make(method: str, *, rounds: bool, **changes: Any) -> Trainer:
         with monkeypatch.context() as patch:
             if not rounds:
-                patch.setattr("csda.trainer.linear_layers", lambda network: [])
+                patch.setattr("csda.fast.keep_rounded", lambda model, optimizer: [])
+                patch.setattr("csda.fast.average_weights", TwoStream.average_weights)
             session = open_trainer(method, {**SMALL, "device": place, **changes})
-        assert len(session.engine.layers) == (4 if rounds else 0)
+        assert len(_layers(session)) == (4 if rounds else 0)
         return session
 
     return make
+
+
+def _layers(session: Trainer) -> list[Linear]:
+    assert session.engine.fast is not None
+    return session.engine.fast.layers
 
 
 def _losses(session: Trainer, *, warm_up: bool = False, count: int = 5) -> Iterator[float]:
     """Of steps, each of which leaves weights and copies in agreement, and no gradient to the optimiser."""
     compute = session.warm_up if warm_up else session.step
     for inputs in islice(session.sample(1, labels_only=warm_up), count):
-        session.engine.step(compute, *inputs)
-        assert all(_agrees(layer) and layer.weight.grad is None for layer in session.engine.layers)
-        yield session.engine.figures()["loss"]
+        session.engine.run(update, session, compute, *inputs)
+        assert all(_agrees(layer) and layer.weight.grad is None for layer in _layers(session))
+        yield session.figures.read()["loss"]
     assert session.engine.remark is None
     if session.device.type == "cuda" and count > 3:
-        assert session.engine._programs[compute].graph is not None
+        assert session.engine.fast is not None
+        programs = session.engine.fast.graphs.programs
+        assert all(program.graph is not None for key, program in programs.items() if compute in key[1])  # type: ignore[index]
 
 
 def _train(session: Trainer) -> list[Any]:
@@ -335,7 +366,7 @@ def _train(session: Trainer) -> list[Any]:
         losses += _losses(session)
         with session.engine.arithmetic():
             method.end_epoch(session.model, parts.labeled, parts.unlabeled)
-            probs = session._predict(parts.val)
+            probs = session.evaluator.predict(session.model, parts.val)
     return [losses, probs.tolist()]
 
 
@@ -410,7 +441,7 @@ def test_weights_that_are_loaded_between_steps_are_used_by_the_next(
 def test_a_learning_rate_is_read_by_the_next_step(make_session: Callable[..., Trainer]) -> None:
     session = make_session("baseline", rounds=True)
     list(_losses(session, count=5))
-    layer = session.engine.layers[0]
+    layer = _layers(session)[0]
     before = layer.weight.detach().clone()
     set_learning_rate(session.optimizer, 0.0)
     list(_losses(session, count=2))
@@ -428,7 +459,7 @@ def test_trainings_side_by_side_have_weights_of_their_own(make_session: Callable
         torch.cuda.synchronize()  # the threads' streams do not wait for the one that the sessions were made on
 
     def train(session: Trainer) -> None:
-        with CROWD.member():
+        with using(session.device, "bf16"):
             if session.device.type == "cpu":
                 results.append(_train(session))
                 return

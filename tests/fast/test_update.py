@@ -24,7 +24,7 @@ def _copy(weight: Tensor) -> Tensor:
 
 @sizes
 def test_descent_is_that_of_sgd(device: torch.device, shape: tuple[int, int]) -> None:
-    from csda.fast.kernels import update
+    from csda.fast import update
 
     weight, gradient = _values(shape, device, 0), _values(shape, device, 1).bfloat16()
     rate = torch.tensor(0.25, device=device)
@@ -37,7 +37,7 @@ def test_descent_is_that_of_sgd(device: torch.device, shape: tuple[int, int]) ->
 
 @sizes
 def test_descent_at_any_rate(device: torch.device, shape: tuple[int, int]) -> None:
-    from csda.fast.kernels import update
+    from csda.fast import update
 
     weight, gradient = _values(shape, device, 0), _values(shape, device, 1).bfloat16()
     rate = torch.tensor(0.03, device=device)
@@ -54,7 +54,7 @@ def test_descent_at_any_rate(device: torch.device, shape: tuple[int, int]) -> No
 @sizes
 @pytest.mark.parametrize("share", [0.0, 2**-10, 0.25, 0.5, 0.75, 1.0])
 def test_the_average_is_that_of_lerp(device: torch.device, shape: tuple[int, int], share: float) -> None:
-    from csda.fast.kernels import update
+    from csda.fast import update
 
     weight, other = _values(shape, device, 0), _values(shape, device, 1)
     copy, before = _copy(weight), other.clone()
@@ -67,7 +67,7 @@ def test_the_average_is_that_of_lerp(device: torch.device, shape: tuple[int, int
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.4999, 0.501, 0.9, 0.997])
 def test_the_average_with_any_share(device: torch.device, share: float) -> None:
-    from csda.fast.kernels import update
+    from csda.fast import update
 
     weight, other = _values((37, 113), device, 0), _values((37, 113), device, 1)
     expected = torch.lerp(weight, other, share)
@@ -82,7 +82,7 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @gpu
 @pytest.mark.parametrize("rate", [0.03, 1e-4, 0.7])
 def test_weights_go_where_the_fused_optimiser_takes_them(rate: float) -> None:
-    from csda.fast.kernels import update
+    from csda.fast import update
 
     device = torch.device("cuda")
     weight = _values((2048, 4096), device, 0) * 0.02
@@ -103,7 +103,7 @@ def test_weights_go_where_the_fused_optimiser_takes_them(rate: float) -> None:
 
 @gpu
 def test_a_replay_reads_rate_gradient_and_weights_anew() -> None:
-    from csda.fast.kernels import update
+    from csda.fast import update
 
     device = torch.device("cuda")
     weight, other = _values((64, 48), device, 0), _values((64, 48), device, 1)

@@ -90,7 +90,7 @@ def test_labels_are_mixed_as_samples_are(monkeypatch: pytest.MonkeyPatch) -> Non
     mask = torch.tensor([True, False, True])
     monkeypatch.setattr(method.mixing, "logits", watch)
     images = training.labeled_set(torch.arange(2), "weak")
-    supervised, unsupervised = method.learn(training.model, images, labels, samples, lambda: (guesses, mask))
+    supervised, unsupervised = method.learn(training.model, images, labels, samples, guesses, mask)
 
     before = [torch.eye(4)[0], torch.eye(4)[3], *guesses]
     usable = [True, True, *mask.tolist()]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from csda.errors import ConfigError
+from csda.methods.base import Task
 from csda.methods.mixing import Mix, Mixing, MixingSettings, mix
 from csda.methods.mixup import Mixup
 from reference.trainings import make_training
 
 LAYERS = list(range(7))
 PARTNERS = torch.tensor([1, 2, 3, 0])
+TASK = Task(4, False, (2, 2, 2, 2), 8, 12, image_size=32, channels=3, width=256, stages=6)
 
 
 def test_a_mix_is_a_weighted_sum_of_a_sample_and_its_partner() -> None:
@@ -30,7 +35,7 @@ def test_samples_are_mixed_at_the_layer_drawn_and_at_no_other(depth: int) -> Non
     hidden = model.student[:depth](images)
     hidden = torch.stack([shares[i] * hidden[i] + (1 - shares[i]) * hidden[PARTNERS[i]] for i in range(4)])
     by_hand = model.head(model.student[depth:](hidden))
-    mixing = Mixing(MixingSettings(layers=LAYERS))
+    mixing = Mixing(MixingSettings(layers=LAYERS), TASK)
     torch.testing.assert_close(mixing.logits(model, images, Mix(PARTNERS, shares, torch.tensor(depth))), by_hand)
 
 
@@ -38,12 +43,12 @@ def test_layers_that_are_not_listed_are_never_mixed_at() -> None:
     model = make_training("mixup").model.eval()
     images, shares = torch.rand(4, 3, 32, 32), torch.full((4,), 0.6)
     expected = model.head(model.student[4:](mix(model.student[:4](images), PARTNERS, shares)))
-    mixing = Mixing(MixingSettings(layers=[0, 4]))
+    mixing = Mixing(MixingSettings(layers=[0, 4]), TASK)
     torch.testing.assert_close(mixing.logits(model, images, Mix(PARTNERS, shares, torch.tensor(1))), expected)
 
 
 def test_a_draw_is_a_shuffle_with_a_share_of_beta_for_all() -> None:
-    mixing, generator = Mixing(MixingSettings(alpha=2.0)), torch.Generator().manual_seed(3)
+    mixing, generator = Mixing(MixingSettings(alpha=2.0), TASK), torch.Generator().manual_seed(3)
     usable = torch.tensor([True, True, False, True, True])
     shares, layers = [], []
     for _ in range(4000):
@@ -88,3 +93,12 @@ def test_the_labels_alone_are_mixed_as_their_images_are(monkeypatch: pytest.Monk
         else:
             by_hand -= (target * logits[sample].log_softmax(-1)).sum() / 6
     torch.testing.assert_close(loss, by_hand)
+
+
+def test_an_encoder_without_stages_to_mix_between_is_refused() -> None:
+    whole = replace(TASK, stages=1)
+    with pytest.raises(ConfigError, match=r"layers = \[0, 2, 4\]: this backbone has no stages to mix between; .*\[0\]"):
+        Mixing(MixingSettings(), whole)
+    with pytest.raises(ConfigError, match=r"layers = \[0, 5\]: this backbone has 4 stages"):
+        Mixing(MixingSettings(layers=[0, 5]), replace(TASK, stages=4))
+    Mixing(MixingSettings(layers=[0]), whole)

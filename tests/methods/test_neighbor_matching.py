@@ -26,7 +26,8 @@ def _features(count: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize(("classes", "slots"), [(7, 36), (14, 18), (200, 1)])
 def test_the_memory_holds_twice_the_batch_divided_by_the_classes(classes: int, slots: int) -> None:
-    task = Task(classes, False, (1,) * classes, num_labeled=classes, num_unlabeled=9, image_size=32, channels=3)
+    counts = dict.fromkeys(range(classes), 1)
+    task = Task(classes, False, tuple(counts.values()), classes, 9, image_size=32, channels=3, width=256, stages=6)
     entry = METHODS["nm"]
     assert entry.build(task, entry.settings(**entry.defaults)).features.shape == (classes, slots, 256)
 

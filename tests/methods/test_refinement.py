@@ -18,7 +18,7 @@ from reference.trainings import make_training
 
 
 def _refinement(classes: int = 3, *, multi_label: bool = False, **settings: Any) -> Refinement:
-    task = Task(classes, multi_label, (5,) * classes, num_labeled=20, num_unlabeled=50, image_size=32, channels=3)
+    task = Task(classes, multi_label, (5,) * classes, 20, 50, image_size=32, channels=3, width=256, stages=6)
     return Refinement(task, RefinementSettings(**{"capacity": 12, **settings}))
 
 

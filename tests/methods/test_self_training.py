@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from csda.errors import ConfigError
-from csda.methods.self_training import Guesses, SelfTraining
+from csda.methods.self_training import SelfTraining
 from csda.models.dropout import Dropout
 from csda.models.two_stream import TwoStream
-from csda.replay import repeated_by
 from csda.training import configure
 from reference.trainings import Training, make_training
 
@@ -101,11 +100,12 @@ def test_what_a_pass_repeats_depends_on_its_tensors_alone(condition: str, repeat
     for by in (None, again):
         training, method = _training(refresh="epoch", refresh_batch_size=5, condition=condition, repeats=repeats)
         training.seed(1)
-        with repeated_by(by) if by else nullcontext():
-            training.begin()
-            for _ in range(3):
-                training.step().loss.backward()
-                method.end_epoch(training.model, training.labeled_set, training.pool)
+        if by is not None:
+            method.renew_at = partial(by, method.renew_at)  # type: ignore[method-assign]
+        training.begin()
+        for _ in range(3):
+            training.step().loss.backward()
+            method.end_epoch(training.model, training.labeled_set, training.pool)
         states.append(method.state_dict())
     # Twelve unlabeled images are batches of 5, 5 and 2, beside eight labeled ones in batches of 5 and 3 in turn.
     assert (calls, len(kept)) == (12, 3)
@@ -173,10 +173,11 @@ def test_without_a_queue_the_batch_itself_is_trained_on(monkeypatch: pytest.Monk
     seen: dict[str, Tensor] = {}
     compute = method.learn
 
-    def watch(model: TwoStream, images: Tensor, labels: Tensor, samples: Any, guesses: Guesses) -> Any:
-        targets, mask = guesses()
+    def watch(
+        model: TwoStream, images: Tensor, labels: Tensor, samples: Any, targets: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         seen.update(indices=samples.indices, targets=targets, mask=mask)
-        return compute(model, images, labels, samples, guesses)
+        return compute(model, images, labels, samples, targets, mask)
 
     monkeypatch.setattr(method, "learn", watch)
     training.seed(3)
@@ -227,7 +228,7 @@ def test_rebuilding_empties_the_queue_before_it_is_renewed(rebuild: bool, monkey
     assert queue is not None
     assert queue.mask.any()
     held: list[bool] = []
-    monkeypatch.setattr(method, "_refresh_all", lambda *_: held.append(bool(queue.mask.any())))
+    monkeypatch.setattr(method, "renew_all", lambda *_: held.append(bool(queue.mask.any())))
     method.end_epoch(training.model, training.labeled_set, training.pool)
     assert held == [not rebuild]
 
@@ -243,9 +244,10 @@ def test_mixed_labels_are_learned_in_a_pass_of_their_own() -> None:
     samples, targets = training.pool.batch(torch.arange(5)), torch.rand(5, 4).softmax(-1)
     mask = torch.tensor([True, True, False, True, True])
     training.seed(3)
-    supervised, unsupervised = method.learn(model, images, labels, samples, lambda: (targets, mask))
+    supervised, unsupervised = method.learn(model, images, labels, samples, targets, mask)
 
     training.seed(3)
+    assert method.mixing is not None
     drawn = method.mixing.draw(torch.ones(6, dtype=torch.bool), None)
     mixed = method.mixing.logits(model, images, drawn)
     one_hot = torch.eye(4)[labels]

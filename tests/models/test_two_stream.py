@@ -6,7 +6,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from csda.models.alexnet import alexnet
 from csda.models.backbones import BACKBONES, build_encoder
@@ -108,21 +107,3 @@ def test_images_that_pass_apart_have_their_own_statistics(backbone: str) -> None
         torch.testing.assert_close(ours.grad, theirs.grad)
     for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_where_kernels_can_images_that_pass_apart_take_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def fused(blocks: list[nn.Module], *images: Tensor, sizes: list[int]) -> Tensor:
-        calls.append(sizes)
-        return torch.cat([nn.Sequential(*blocks)(part) for part in images])
-
-    torch.manual_seed(0)
-    model = TwoStream(build_encoder("alexnet", 32, 3, dropout=0.0), 4)
-    twin = deepcopy(model)
-    parts = torch.rand(3, 3, 32, 32), 0.2 * torch.rand(5, 3, 32, 32)
-    expected = twin.forward_apart(*parts)
-    monkeypatch.setattr("csda.models.alexnet._fused", fused)
-    monkeypatch.setattr("csda.models.alexnet._fusible", lambda blocks, *images: len(blocks) == 5)
-    assert torch.equal(model.forward_apart(*parts), expected)
-    assert calls == [[3, 5]]

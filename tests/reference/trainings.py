@@ -68,6 +68,7 @@ def make_training(
     own = {key: value for key, value in entry.defaults.items() if key in entry.settings.model_fields}
     if "capacity" in entry.settings.model_fields:
         own["capacity"] = 8
+    encoder = alexnet(image_size, 3)
     task = Task(
         CLASSES,
         multi_label,
@@ -76,9 +77,11 @@ def make_training(
         num_unlabeled=12,
         image_size=image_size,
         channels=3,
+        width=encoder.width,
+        stages=len(encoder),
     )
     method = build_method(name, task, own | settings).to(device)
-    model = TwoStream(alexnet(image_size, 3), CLASSES, teacher_trains=method.teacher_trains).to(device).train()
+    model = TwoStream(encoder, CLASSES, teacher_trains=method.teacher_trains).to(device).train()
     augmentation = Augmentation()
     return Training(
         model,

@@ -22,7 +22,7 @@ from csda.research.bench.step import count_work
 from csda.research.bench.timing import Deadline, Times, figure, time_in_turn
 from csda.research.bench.torch_loader import _draw_files, _Images
 from csda.research.bench.work import Work, average_work, inference_work, training_work
-from csda.training import configure
+from csda.training import configure, update
 
 TINY: dict[str, Any] = {
     "preset": "quick",
@@ -147,7 +147,7 @@ def test_bare_step_has_as_many_images_as_the_method_trains_on(method: str, image
     trainer.model.student.register_forward_hook(
         lambda module, inputs, outputs: seen.append(len(outputs) if torch.is_grad_enabled() else 0)
     )
-    trainer.engine.step(trainer.step, *next(trainer.sample(1)))
+    trainer.engine.run(update, trainer, trainer.step, *next(trainer.sample(1)))
     assert sum(seen) == images_trained_on(trainer) == images
 
 

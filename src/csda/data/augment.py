@@ -15,17 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from csda.fast import kernels
-
-
-@dataclass(frozen=True, slots=True)
-class Augmentation:
-    """How far a weak view may move an image: degrees, share of the image, and whether it may be mirrored."""
-
-    rotation: float = 10.0
-    translation: float = 0.1
-    flip: bool = False
-
 
 class StandIn(NamedTuple):
     """Images that are shown where `real`, a 0-dim bool on the device, is false; from the first again if too few."""
@@ -59,65 +48,67 @@ class Selection(NamedTuple):
         others = others[torch.arange(self.size, device=others.device) % len(others)]
         return torch.where(self.stand_in.real, pixels, others)
 
-    def contiguous(self) -> Selection:
-        """The same images with no gaps in memory, for which these alone are copied and never a whole source."""
-        tensors = (self.source, self.rows, *(self.stand_in or ()))
-        dense = all(tensor is None or tensor.is_contiguous() for tensor in tensors)
-        return self if dense else Selection(self.pixels().contiguous())
-
 
 def plain(pixels: Tensor) -> Tensor:
     """uint8 [B, H, W, C] to float [B, C, H, W] in [0, 1], nothing else."""
     return pixels.permute(0, 3, 1, 2).float().div_(255.0)
 
 
-def weak(images: Selection, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
-    """The paper's augmentation of images; float [B, C, H, W] in [0, 1]."""
-    draws = _uniform(images.size, 5, images.source.device, generator)
-    rotation, translation = math.radians(augmentation.rotation), 2.0 * augmentation.translation
-    if kernels.usable(images.source):
-        from csda.fast import warp
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """How far a weak view may move an image: degrees, share of the image, and whether it may be mirrored.
 
-        return warp.weak(*images.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype())
-    angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
-    mirror = _signs(draws[:, 3:5]) if augmentation.flip else torch.ones_like(shift)
-    return _warp(plain(images.pixels()), angle, shift, mirror)
+    `weak` and `strong` draw the parameters of each sample; `weak_view` and `strong_view` make float images
+    [B, C, H, W] in [0, 1] of draws from [−1, 1), five and twelve for each sample.
+    """
+
+    rotation: float = 10.0
+    translation: float = 0.1
+    flip: bool = False
+
+    def weak(self, images: Selection, generator: torch.Generator) -> Tensor:
+        """The paper's augmentation."""
+        return self.weak_view(images, uniform(images.size, 5, images.source.device, generator))
+
+    def strong(self, images: Selection, generator: torch.Generator) -> Tensor:
+        """A wide affine map, changes of brightness, contrast and saturation, and a cut-out."""
+        return self.strong_view(images, uniform(images.size, 12, images.source.device, generator))
+
+    @property
+    def weak_reach(self) -> tuple[float, float]:
+        """The most that a draw can mean: an angle, and a shift in half image widths."""
+        return math.radians(self.rotation), 2.0 * self.translation
+
+    @property
+    def strong_reach(self) -> tuple[float, float]:
+        return math.radians(max(30.0, self.rotation)), 2.0 * max(0.2, self.translation)
+
+    def weak_view(self, images: Selection, draws: Tensor) -> Tensor:
+        return self._warp(images, draws, *self.weak_reach)
+
+    def strong_view(self, images: Selection, draws: Tensor) -> Tensor:
+        views = self._warp(images, draws, *self.strong_reach)
+        # Two of the three changes of colour apply to each sample: `left_out` names the third.
+        left_out = ((draws[:, 5] + 1.0) * 1.5).long().clamp_(0, 2)
+        strength = 1.0 + 0.9 * draws[:, 6:9]
+        strength = strength.scatter(1, left_out[:, None], 1.0)[:, :, None, None, None]
+        brightness, contrast, saturation = strength.unbind(1)
+        views = views * brightness
+        average = views.mean(dim=(1, 2, 3), keepdim=True)
+        views = average + (views - average) * contrast
+        grey = views.mean(dim=1, keepdim=True)
+        views = (grey + (views - grey) * saturation).clamp(0.0, 1.0)
+        return _cut_out(views, centre=draws[:, 9:11], side=0.25 * (draws[:, 11] + 1.0))
+
+    def _warp(self, images: Selection, draws: Tensor, rotation: float, translation: float) -> Tensor:
+        angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
+        mirror = torch.where(draws[:, 3:5] < 0.0, -1.0, 1.0) if self.flip else torch.ones_like(shift)
+        return _warp(plain(images.pixels()), angle, shift, mirror)
 
 
-def strong(images: Selection, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
-    """A strong view of images: wide affine map, brightness, contrast, saturation, cut-out."""
-    draws = _uniform(images.size, 12, images.source.device, generator)
-    rotation, translation = math.radians(max(30.0, augmentation.rotation)), 2.0 * max(0.2, augmentation.translation)
-    if kernels.usable(images.source):
-        from csda.fast import warp
-
-        return warp.strong(
-            *images.contiguous(), draws, rotation, translation, augmentation.flip, kernels.matrix_dtype()
-        )
-    angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
-    mirror = _signs(draws[:, 3:5]) if augmentation.flip else torch.ones_like(shift)
-    views = _warp(plain(images.pixels()), angle, shift, mirror)
-
-    # Two of the three changes of colour apply to each sample: `left_out` names the third.
-    left_out = ((draws[:, 5] + 1.0) * 1.5).long().clamp_(0, 2)
-    strength = 1.0 + 0.9 * draws[:, 6:9]
-    strength = strength.scatter(1, left_out[:, None], 1.0)[:, :, None, None, None]
-    brightness, contrast, saturation = strength.unbind(1)
-    views = views * brightness
-    average = views.mean(dim=(1, 2, 3), keepdim=True)
-    views = average + (views - average) * contrast
-    grey = views.mean(dim=1, keepdim=True)
-    views = (grey + (views - grey) * saturation).clamp(0.0, 1.0)
-    return _cut_out(views, centre=draws[:, 9:11], side=0.25 * (draws[:, 11] + 1.0))
-
-
-def _uniform(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:
+def uniform(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:
     """Independent draws from [−1, 1)."""
     return torch.empty(rows, columns, device=device).uniform_(-1.0, 1.0, generator=generator)
-
-
-def _signs(draws: Tensor) -> Tensor:
-    return torch.where(draws < 0.0, -1.0, 1.0)
 
 
 def _warp(images: Tensor, angle: Tensor, shift: Tensor, mirror: Tensor) -> Tensor:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from csda.data import augment
-from csda.data.augment import Augmentation, Selection, StandIn
+from csda.data.augment import Augmentation, Selection, StandIn, plain
 from csda.data.cache import physical_memory
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.errors import DataError
-from csda.fast.streaming import HostPixels
 
 View = Literal["weak", "strong", "plain"]
+Positions = npt.NDArray[np.int64]
+
+LOADED_ROWS = 256
+"""Images at a time that are read and moved to the device."""
 
 
 class ImagePool:
@@ -26,6 +29,9 @@ class ImagePool:
 
     `pool(indices, view)` augments afresh.
     """
+
+    streamed = False
+    """Whether the pixels stay on the host."""
 
     def __init__(self, pixels: Tensor, augmentation: Augmentation, generator: torch.Generator) -> None:
         self.pixels = pixels
@@ -44,6 +50,10 @@ class ImagePool:
 
     def select(self, indices: Tensor, pixels: Tensor | None) -> Selection:
         return Selection(self.pixels, indices) if pixels is None else Selection(pixels)
+
+    def prefetch(self, batches: Tensor) -> Iterator[Tensor] | None:
+        """The pixels of coming batches, given as rows of indices; None where they are on the device already."""
+        return None
 
     def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
         """One pass over the part; the last batch may be smaller."""
@@ -68,33 +78,6 @@ class ImagePool:
 
     def first(self, count: int) -> ImagePool:
         return ImagePool(self.pixels[:count], self.augmentation, self.generator)
-
-
-class StreamedPool(ImagePool):
-    """The images of a part that stays on the host; what is known to be needed is brought ahead of time.
-
-    A batch whose pixels are not at hand is fetched while the host waits, so a step that asks for one cannot be
-    captured in a CUDA graph.
-    """
-
-    def __init__(self, host: HostPixels, augmentation: Augmentation, generator: torch.Generator) -> None:
-        self.host = host
-        self.augmentation = augmentation
-        self.generator = generator
-
-    def __len__(self) -> int:
-        return len(self.host)
-
-    def select(self, indices: Tensor, pixels: Tensor | None) -> Selection:
-        return Selection(self.host.take(indices) if pixels is None else pixels)
-
-    def fetch(self, batch_size: int, *, shuffled: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
-        order = list(self.order(batch_size, shuffled=shuffled))
-        on_host = torch.cat(order).cpu().split(batch_size)
-        return zip(order, self.host.stream(on_host), strict=True)
-
-    def first(self, count: int) -> ImagePool:
-        return StreamedPool(self.host.first(count), self.augmentation, self.generator)
 
 
 class LabeledSet(ImagePool):
@@ -130,10 +113,10 @@ class Batch:
 
     def view(self, view: View) -> Tensor:
         if view == "weak":
-            return augment.weak(self.images, self._augmentation, self._generator)
+            return self._augmentation.weak(self.images, self._generator)
         if view == "strong":
-            return augment.strong(self.images, self._augmentation, self._generator)
-        return augment.plain(self.pixels)
+            return self._augmentation.strong(self.images, self._generator)
+        return plain(self.pixels)
 
     def weak(self) -> Tensor:
         return self.view("weak")
@@ -179,50 +162,79 @@ class Parts:
     def streamed(self) -> tuple[str, ...]:
         """The parts that stay on the host."""
         pools = {"unlabeled": self.unlabeled, "val": self.val, "test": self.test}
-        return tuple(name for name, pool in pools.items() if isinstance(pool, StreamedPool))
+        return tuple(name for name, pool in pools.items() if pool.streamed)
+
+
+class OpenPool(Protocol):
+    """Makes a pool of the rows of an array that stays on the host."""
+
+    def __call__(
+        self,
+        pixels: Pixels,
+        rows: Positions,
+        device: torch.device,
+        augmentation: Augmentation,
+        generator: torch.Generator,
+    ) -> ImagePool: ...
 
 
 def open_parts(
     dataset: Dataset,
     pixels: Pixels,
     split: Split,
-    device: torch.device,
     augmentation: Augmentation,
+    generator: torch.Generator,
     resident_share: float = 1.0,
+    open_streamed: OpenPool | None = None,
 ) -> Parts:
-    """Divide the pixels [N, H, W, C] of the set's records into parts.
+    """Divide the pixels [N, H, W, C] of the set's records into parts, on the device of the generator.
 
     They move to the device, part by part, while they fill no more than a share of its free memory. What does not fit
-    is streamed. The labeled part always moves.
+    is streamed by `open_streamed`. The labeled part always moves.
     """
     for name, records in (("labeled", split.labeled), ("validation", split.val), ("test", split.test)):
         if not records:
             raise DataError(f"{dataset.name}: the {name} part is empty; label more images or give a split with --split")
-    row = {record.id: position for position, record in enumerate(dataset.records)}
-    generator = torch.Generator(device)
+    device = generator.device
+    position = {record.id: row for row, record in enumerate(dataset.records)}
+    budget = resident_share * free_memory(device)
 
-    def on_host(records: Sequence[Record]) -> HostPixels:
-        return HostPixels(pixels, np.array([row[record.id] for record in records], dtype=np.int64), device)
-
-    labeled = on_host(split.labeled)
-    budget = max(0.0, resident_share * free_memory(device) - labeled.bytes)
+    def rows_of(records: Sequence[Record]) -> Positions:
+        return np.array([position[record.id] for record in records], dtype=np.int64)
 
     def pool(records: Sequence[Record]) -> ImagePool:
         nonlocal budget
-        host = on_host(records)
-        if host.bytes > budget:
-            return StreamedPool(host, augmentation, generator)
-        budget -= host.bytes
-        return ImagePool(host.load(), augmentation, generator)
+        rows = rows_of(records)
+        size = len(rows) * pixels[:1].nbytes
+        if size <= budget:
+            budget -= size
+            return ImagePool(_load(pixels, rows, device), augmentation, generator)
+        if open_streamed is None:
+            raise DataError(
+                f"{dataset.name}: {size / 2**30:.1f} GB of pixels do not fit into the memory of {device}; csda.fast, "
+                "which streams them, is not installed, so choose a smaller image_size"
+            )
+        return open_streamed(pixels, rows, device, augmentation, generator)
 
     labels = encode_labels([record.label for record in split.labeled], len(dataset.classes), dataset.multi_label)
     targets = torch.from_numpy(labels).to(device)
+    labeled = _load(pixels, rows_of(split.labeled), device)
+    budget = max(0.0, budget - labeled.nbytes)
     return Parts(
-        LabeledSet(labeled.load(), targets.float() if dataset.multi_label else targets, augmentation, generator),
+        LabeledSet(labeled, targets.float() if dataset.multi_label else targets, augmentation, generator),
         pool(split.unlabeled),
         pool(split.val),
         pool(split.test),
     )
+
+
+def _load(pixels: Pixels, rows: Positions, device: torch.device) -> Tensor:
+    """Rows of an array that may be mapped from a file, on the device, without a copy of all of them on the host."""
+    images = torch.empty((len(rows), *pixels.shape[1:]), dtype=torch.uint8, device=device)
+    for start in range(0, len(rows), LOADED_ROWS):
+        part = slice(start, start + LOADED_ROWS)
+        images[part].copy_(torch.from_numpy(pixels[rows[part]]))
+    return images
 
 
 def free_memory(device: torch.device) -> int:

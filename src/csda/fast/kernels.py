@@ -1,6 +1,6 @@
 """Hand-written Triton kernels for what a step spends its time on; without a GPU nothing here is used.
 
-Where `usable` says no, the plain torch code runs, which is also what the kernels are tested against.
+Where `supported` says no, the plain torch code runs, which is also what the kernels are tested against.
 """
 
 from __future__ import annotations
@@ -8,30 +8,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-_allowed = ContextVar("kernels_allowed", default=True)
 _launch = threading.RLock()
 
 
-@contextmanager
-def allowed(choice: bool) -> Iterator[None]:
-    """Within this context kernels are used where they can be, or nowhere; each thread has its own choice."""
-    token = _allowed.set(choice)
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
-
-
-def usable(tensor: Tensor) -> bool:
-    """Whether kernels may work on this tensor: on a GPU that has bfloat16, where Triton 3.3 is installed."""
-    return tensor.is_cuda and _allowed.get() and _supported(tensor.get_device())
+def supported(device: torch.device) -> bool:
+    """Whether there are kernels for this device: a GPU that has bfloat16, where Triton 3.3 is installed."""
+    return device.type == "cuda" and _supported(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @contextmanager

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csda.fast import kernels
+from csda.models.two_stream import TwoStream
+
+LARGE = 2**18
+"""Weights from which on a layer is worth a second copy: in the paper's network all but those of the head."""
 
 
 class Linear(nn.Linear):
@@ -24,6 +28,14 @@ class Linear(nn.Linear):
     in_step = False
     _seen: tuple[int, int] | None = None
     """Where the weight lay when it was rounded, and its version, which kernels and replays do not raise."""
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> Linear:
+        """A layer with the weights of one of torch's."""
+        with torch.device("meta"):
+            made = cls(layer.in_features, layer.out_features, bias=layer.bias is not None)
+        made.weight, made.bias = layer.weight, layer.bias
+        return made
 
     def forward(self, values: Tensor) -> Tensor:
         if not self.in_step or kernels.matrix_dtype() != torch.bfloat16:
@@ -74,9 +86,43 @@ class Linear(nn.Linear):
         average(self.weight, other.weight, share, self.rounded)
 
 
-def linear_layers(network: nn.Module) -> list[Linear]:
-    """The layers of a network that can keep their weights rounded."""
-    return [module for module in network.modules() if isinstance(module, Linear)]
+def keep_rounded(model: TwoStream, optimizer: torch.optim.SGD) -> list[Linear]:
+    """Replace the large linear layers of both encoders by ones that keep their weights rounded; gives these.
+
+    After each step of the optimiser, to which their weights have no gradient, they descend by themselves.
+    """
+    layers = [*_replace(model.student), *_replace(model.teacher)]
+    for layer in layers:
+        layer.keep_rounded()
+
+    def descend(*_: object) -> None:
+        for layer in layers:
+            layer.descend(optimizer.param_groups[0]["lr"])
+
+    optimizer.register_step_post_hook(descend)
+    return layers
+
+
+def _replace(encoder: nn.Module) -> list[Linear]:
+    layers = []
+    for module in list(encoder.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Linear and child.weight.numel() >= LARGE:
+                layers.append(Linear.of(child))
+                setattr(module, name, layers[-1])
+    return layers
+
+
+@torch.no_grad()
+def average_weights(model: TwoStream, momentum: float) -> None:
+    """`TwoStream.average_weights` where layers keep their weights rounded: their average is rounded with it."""
+    pairs: dict[Tensor, Tensor] = dict(zip(model.teacher.parameters(), model.student.parameters(), strict=True))
+    students = [module for module in model.student.modules() if isinstance(module, Linear)]
+    teachers = [module for module in model.teacher.modules() if isinstance(module, Linear)]
+    for ours, theirs in zip(teachers, students, strict=True):
+        ours.follow(theirs, 1.0 - momentum)
+        del pairs[ours.weight]
+    torch._foreach_lerp_(tuple(pairs), tuple(pairs.values()), 1.0 - momentum)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ place already.
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import weakref
@@ -18,20 +17,56 @@ from contextlib import suppress
 from itertools import cycle
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from csda.data.augment import Augmentation, Selection
+from csda.data.loader import ImagePool, Positions
+from csda.data.records import Pixels
 from csda.errors import DataError
 
 AHEAD = 8
 """Batches that are being gathered, or wait for their step; as many as threads that gather."""
 
-LOADED_ROWS = 256
-"""Rows at a time when all of them move to the device."""
 
-Pixels = npt.NDArray[np.uint8]
-Positions = npt.NDArray[np.int64]
+class StreamedPool(ImagePool):
+    """The images of a part that stays on the host; what is known to be needed is brought ahead of time.
+
+    A batch whose pixels are not at hand is fetched while the host waits, so a step that asks for one cannot be
+    captured in a CUDA graph.
+    """
+
+    streamed = True
+
+    def __init__(
+        self,
+        pixels: Pixels,
+        rows: Positions,
+        device: torch.device,
+        augmentation: Augmentation,
+        generator: torch.Generator,
+    ) -> None:
+        self.host = HostPixels(pixels, rows, device)
+        self.augmentation = augmentation
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    def select(self, indices: Tensor, pixels: Tensor | None) -> Selection:
+        return Selection(self.host.take(indices) if pixels is None else pixels)
+
+    def prefetch(self, batches: Tensor) -> Iterator[Tensor]:
+        return self.host.stream(batches)
+
+    def fetch(self, batch_size: int, *, shuffled: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
+        order = list(self.order(batch_size, shuffled=shuffled))
+        on_host = torch.cat(order).cpu().split(batch_size)
+        return zip(order, self.host.stream(on_host), strict=True)
+
+    def first(self, count: int) -> ImagePool:
+        host = self.host
+        return StreamedPool(host.array, host.rows[:count], host.device, self.augmentation, self.generator)
 
 
 class HostPixels:
@@ -55,13 +90,6 @@ class HostPixels:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self._shape(len(self)))
-
-    def first(self, count: int) -> HostPixels:
-        return HostPixels(self.array, self.rows[:count], self.device)
 
     def take(self, indices: Tensor) -> Tensor:
         """Pixels [B, H, W, C] on the device, at once: the host waits for the indices and the device for the pixels."""
@@ -100,14 +128,6 @@ class HostPixels:
                 yield from _deliver(waiting)
         finally:
             threads.shutdown(cancel_futures=True)
-
-    def load(self) -> Tensor:
-        """All images on the device, without a copy of all of them on the host."""
-        pixels = torch.empty(self._shape(len(self)), dtype=torch.uint8, device=self.device)
-        everything = torch.arange(len(self)).split(LOADED_ROWS)
-        for place, images in zip(pixels.split(LOADED_ROWS), self.stream(everything), strict=True):
-            place.copy_(images)
-        return pixels
 
     def _shape(self, count: int) -> tuple[int, ...]:
         return count, *self.array.shape[1:]

@@ -30,6 +30,10 @@ class Task:
     num_unlabeled: int
     image_size: int
     channels: int
+    width: int
+    """Features that the encoder gives."""
+    stages: int
+    """Stages of the encoder, between which a method can work."""
     streamed: bool = False
     """Whether unlabeled images stay on the host, so that a step sees none but those of its batch."""
 

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from csda.data.loader import Batch
 from csda.losses import consistency_loss
 from csda.methods.base import Task
-from csda.methods.self_training import Guesses, SelfTraining, SelfTrainingSettings
+from csda.methods.self_training import SelfTraining, SelfTrainingSettings
 from csda.models.two_stream import TwoStream
 
 
@@ -52,7 +52,7 @@ class GLM(SelfTraining):
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
         views = unlabeled.weak(), unlabeled.weak()
-        labeled_images = self.looked_at(labeled_images)
+        labeled_images = self.observed_by_teacher(labeled_images)
         if self.guesses_in_training:
             with torch.no_grad():
                 probs = self.probabilities(model.forward_apart(*views))
@@ -68,9 +68,15 @@ class GLM(SelfTraining):
         return labeled_probs, guesses
 
     def learn(
-        self, model: TwoStream, labeled_images: Tensor, labels: Tensor, samples: Batch, guesses: Guesses
+        self,
+        model: TwoStream,
+        labeled_images: Tensor,
+        labels: Tensor,
+        samples: Batch,
+        targets: Tensor,
+        mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        targets, mask = guesses()
+        assert self.mixing is not None
         images = torch.cat((labeled_images, samples.weak()))
         targets = torch.cat((self.as_probabilities(labels), targets))
         usable = torch.cat((mask.new_ones(len(labels)), mask))

@@ -4,7 +4,7 @@
 A variational auto-encoder makes the features random: an image is a normal distribution in latent space. Predictions
 from draws of it, averaged over the visits of an image, are what the prediction from the next draw shall agree with.
 
-Departures: the latent mean is the 256 features of the encoder that all methods have, not 60 of a network of its own,
+Departures: the latent mean is the features of the encoder that all methods have, not 60 of a network of its own,
 so that what predicts is the same network; auto-encoder and classifier are trained together, where the published code
 trains the first to its end before the second; the ensemble holds unlabeled images alone, and a visit, not an epoch, is
 its unit of time, since an epoch here is no pass over the data.
@@ -24,7 +24,6 @@ from csda.config import Settings
 from csda.data.loader import Batch, ImagePool, LabeledBatch
 from csda.losses import consistency_loss
 from csda.methods.base import Method, StepOutput, Task
-from csda.models.alexnet import FEATURES
 from csda.models.two_stream import TwoStream
 
 
@@ -45,8 +44,8 @@ class LSSE(Method):
     def __init__(self, task: Task, settings: LSSESettings) -> None:
         super().__init__(task)
         self.settings = settings
-        self.log_variance = nn.Linear(FEATURES, FEATURES)
-        self.decoder = decoder(task.image_size, task.channels)
+        self.log_variance = nn.Linear(task.width, task.width)
+        self.decoder = decoder(task.width, task.image_size, task.channels)
         self.register_buffer("ensemble", torch.zeros(task.num_unlabeled, task.num_classes))
         self.register_buffer("visits", torch.zeros(task.num_unlabeled))
 
@@ -92,35 +91,18 @@ class LSSE(Method):
 
     def evidence_loss(self, images: Tensor, latent: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
         """The negative evidence lower bound of the images [B, C, S, S], a pixel: reconstruction and divergence."""
-        reconstruction = F.binary_cross_entropy_with_logits(self.decoder(latent).float(), images)
+        size = images.shape[-1]  # the decoder's is the next multiple of 32
+        reconstruction = F.binary_cross_entropy_with_logits(self.decoder(latent)[..., :size, :size].float(), images)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(dim=-1).mean()
         return reconstruction + self.settings.beta * divergence / math.prod(images.shape[1:])
 
 
-class Spread(nn.ConvTranspose2d):
-    """Each pixel to four of them, the mirror image of a block's convolution."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, kernel_size=4, stride=2, padding=1)
-
-    def forward(self, values: Tensor) -> Tensor:  # type: ignore[override]
-        # A GPU multiplies channels by eights. The one or three of an image would take kernels that are far slower.
-        missing = -self.out_channels % 8 if values.is_cuda else 0
-        return self.padded(values, missing) if missing else super().forward(values)
-
-    def padded(self, values: Tensor, missing: int) -> Tensor:
-        """The same, computed with so many channels of zeros more."""
-        assert self.bias is not None
-        weight, bias = F.pad(self.weight, (0, 0, 0, 0, 0, missing)), F.pad(self.bias, (0, missing))
-        return F.conv_transpose2d(values, weight, bias, stride=2, padding=1)[:, : self.out_channels]
-
-
-def decoder(image_size: int, channels: int) -> nn.Sequential:
-    """The encoder's mirror image: latent [B, 256] to the logits of an image [B, channels, S, S]."""
-    side = image_size // 32
+def decoder(width: int, image_size: int, channels: int) -> nn.Sequential:
+    """The encoder's mirror image: latent [B, width] to the logits of an image [B, channels, S, S]."""
+    side = -(-image_size // 32)
     widths = (128, 64, 64, 32, 32, channels)
-    layers: list[nn.Module] = [nn.Linear(FEATURES, widths[0] * side**2), nn.Unflatten(1, (widths[0], side, side))]
+    layers: list[nn.Module] = [nn.Linear(width, widths[0] * side**2), nn.Unflatten(1, (widths[0], side, side))]
     for inputs, outputs in pairwise(widths):
-        layers += [nn.ReLU(), Spread(inputs, outputs)]
+        layers += [nn.ReLU(), nn.ConvTranspose2d(inputs, outputs, kernel_size=4, stride=2, padding=1)]
     # Activations lie in memory as the encoder's do.
     return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

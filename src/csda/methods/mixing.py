@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from csda.config import Settings
-from csda.methods.base import Method
+from csda.errors import ConfigError
+from csda.methods.base import Method, Task
 from csda.models.two_stream import TwoStream
 
 
@@ -38,8 +39,14 @@ class Mix:
 class Mixing:
     """Draws mixes, and passes samples through the student with them."""
 
-    def __init__(self, settings: MixingSettings) -> None:
+    def __init__(self, settings: MixingSettings, task: Task) -> None:
         self.alpha, self.layers = settings.alpha, settings.layers
+        if max(self.layers) > task.stages:
+            stages = f"{task.stages} stages" if task.stages > 1 else "no stages to mix between"
+            raise ConfigError(
+                f"layers = {self.layers}: this backbone has {stages}; give layers=[0] to mix images, "
+                f"or another backbone"
+            )
 
     def draw(self, usable: Tensor, generator: torch.Generator | None) -> Mix:
         """One mix for all samples, bool [B]; nobody takes anything from a partner that is not usable."""

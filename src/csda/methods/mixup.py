@@ -18,7 +18,7 @@ class Mixup(Method):
 
     def __init__(self, task: Task, settings: MixingSettings) -> None:
         super().__init__(task)
-        self.mixing = Mixing(settings)
+        self.mixing = Mixing(settings, task)
 
     def step(
         self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor

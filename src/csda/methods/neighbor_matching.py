@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from csda.data.loader import Batch
 from csda.methods.base import Task
 from csda.methods.self_training import SelfTraining, SelfTrainingSettings
-from csda.models.alexnet import FEATURES
 from csda.models.two_stream import TwoStream
 
 
@@ -47,7 +46,7 @@ class NeighborMatching(SelfTraining):
         self.enter, self.sharpness = settings.enter, settings.sharpness
         classes = task.num_classes + task.multi_label
         slots = max(1, 2 * (settings.memory // classes))
-        self.register_buffer("features", torch.zeros(classes, slots, FEATURES))
+        self.register_buffer("features", torch.zeros(classes, slots, task.width))
         self.register_buffer("labels", torch.zeros(classes, slots, task.num_classes))
         self.register_buffer("filled", torch.zeros(classes, slots, dtype=torch.bool))
 
@@ -66,7 +65,7 @@ class NeighborMatching(SelfTraining):
         return probs, self.refinement.align(probs)
 
     def remember(self, features: Tensor, probs: Tensor, targets: Tensor) -> None:
-        """Put unit features [B, 256] in front of their classes if p_y ≥ 0.3 or y is predicted; the oldest fall out."""
+        """Put unit features [B, w] in front of their classes if p_y ≥ 0.3 or y is predicted; the oldest fall out."""
         labels = self.as_probabilities(targets)
         members = labels > 0.5
         if self.task.multi_label:
@@ -87,7 +86,7 @@ class NeighborMatching(SelfTraining):
         torch.le(slots, count[:, -1:], out=self.filled)
 
     def propagate(self, features: Tensor, fallback: Tensor) -> Tensor:
-        """The neighbours' labels by softmax(100 · cosine) for unit features [B, 256]; `fallback` if there are none."""
+        """The neighbours' labels by softmax(100 · cosine) for unit features [B, w]; `fallback` if there are none."""
         filled = self.filled.flatten()
         empty = torch.where(filled, 0.0, -1e9)
         # Under autocast a product of bf16 would blur the cosines, which are multiplied by 100.
@@ -96,6 +95,6 @@ class NeighborMatching(SelfTraining):
             return torch.where(filled.any(), cosines.softmax(dim=-1) @ self.labels.flatten(0, 1), fallback)
 
     def _look(self, model: TwoStream, *images: Tensor) -> tuple[Tensor, Tensor]:
-        """The teacher's features [B, 256], of length 1 each, and what it predicts."""
+        """The teacher's features [B, width], of length 1 each, and what it predicts."""
         features = model.ranks.map(model.teacher, *images)
         return F.normalize(features.float(), dim=-1), self.probabilities(model.head(features))

@@ -9,8 +9,6 @@ What the paper leaves open is a setting; docs/explanation/readings.md lists the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import cycle
 from typing import ClassVar, Literal, Self
 
@@ -20,16 +18,11 @@ from torch import Tensor
 
 from csda.data.loader import Batch, ImagePool, LabeledBatch, LabeledSet, View
 from csda.errors import ConfigError
-from csda.fast.streams import beside, join
 from csda.losses import total_loss
 from csda.methods.base import Method, StepOutput, Task
 from csda.methods.mixing import Mixing, MixingSettings
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.models.two_stream import TwoStream
-from csda.replay import repeat
-
-Guesses = Callable[[], tuple[Tensor, Tensor]]
-"""Gives targets [B, n] and a mask [B] of the samples to train on. Called late, it need not wait for the teacher."""
 
 
 class SelfTrainingSettings(MixingSettings, RefinementSettings):
@@ -75,7 +68,7 @@ class SelfTraining(Method):
         self.settings = settings
         self.refinement = Refinement(task, settings)
         self.teacher_trains = settings.teacher_mode == "train"
-        self.mixing = Mixing(settings)
+        self.mixing = Mixing(settings, task) if settings.mix_labels else None
 
     def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         if self.settings.teacher_start == "copy":
@@ -84,53 +77,34 @@ class SelfTraining(Method):
         probs = torch.cat([self.predict(model, labeled_set(indices, "plain")) for indices in batches])
         self.refinement.start(probs, labeled_set.targets)
         if self.refinement.queue is not None:
-            self._refresh_all(model, labeled_set, pool)
+            self.renew_all(model, labeled_set, pool)
 
     def step(
         self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
     ) -> StepOutput:
-        settings, queue = self.settings, self.refinement.queue
-        renews = settings.refresh == "step"
-        trains_first = queue is not None and settings.order == "train_first"
+        """Algorithm 1: the teacher guesses, guesses are aligned and queued, the student learns, the teacher follows.
+
+        A step ends with its loss, so the teacher follows the student's last update at the beginning of the next one.
+        """
+        settings = self.settings
+        renews = settings.refresh == "step" and self.refinement.queue is not None
         labeled_images = labeled.weak()
-        device = labeled_images.device
-        # Without a queue a teacher guesses while the student looks at its images: neither needs the other before the
-        # loss. A student that guesses itself has one set of BatchNorm's averages to read and to write.
-        apart = queue is None and settings.teacher == "ema"
         if settings.teacher == "ema" and settings.teacher_update == "step":
-            model.average_statistics(settings.teacher_momentum)
-            with beside(device):
-                model.average_weights(settings.teacher_momentum)
-            if not apart and not trains_first:
-                join()  # the teacher's pass is not beside, but comes next
-
-        with beside(device, labeled, labeled_images, unlabeled) if apart else nullcontext():
-            if queue is None:
-                samples, aligned = unlabeled, self._refresh(model, labeled_images, labeled.targets, unlabeled)
-                mask = torch.ones(len(unlabeled), dtype=torch.bool, device=aligned.device)
-            else:
-                if renews and not trains_first:
-                    self._refresh(model, labeled_images, labeled.targets, unlabeled)
-                samples, aligned, mask = self.refinement.queued(labeled, pool)
-            mask = self.admit(aligned, mask, progress)
-            targets = self.refinement.targets(aligned)
-
-        def guesses() -> tuple[Tensor, Tensor]:
-            join()
-            return targets, mask
-
-        supervised, unsupervised = self.learn(model, labeled_images, labeled.targets, samples, guesses)
-        # Algorithm 1 moves the teacher before this; here it labels with the average up to the step before.
-        if renews and trains_first:
-            # What is renewed is for the next step, so it need not wait for the gradients of this one.
-            with beside(device, labeled, labeled_images, unlabeled):
-                self._refresh(model, labeled_images, labeled.targets, unlabeled)
+            model.update_teacher(settings.teacher_momentum)
+        if renews and settings.order == "update_first":
+            self.renew(model, labeled_images, labeled.targets, unlabeled)
+        samples, targets, mask = self.choose(model, labeled, labeled_images, unlabeled, pool, progress)
+        supervised, unsupervised = self.learn(model, labeled_images, labeled.targets, samples, targets, mask)
+        if renews and settings.order == "train_first":
+            self.renew(model, labeled_images, labeled.targets, unlabeled)
         weight = settings.weight * progress if settings.weight_ramp else settings.weight
-        with beside(device, mask):  # where the engine sums it
-            filled = mask.float().mean()
         return StepOutput(
             total_loss(supervised, unsupervised, weight),
-            {"labeled_loss": supervised.detach(), "unlabeled_loss": unsupervised.detach(), "filled": filled},
+            {
+                "labeled_loss": supervised.detach(),
+                "unlabeled_loss": unsupervised.detach(),
+                "filled": mask.float().mean(),
+            },
         )
 
     def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
@@ -139,7 +113,7 @@ class SelfTraining(Method):
         if self.refinement.queue is not None and self.settings.refresh == "epoch":
             if self.settings.rebuild:
                 self.refinement.queue.clear()
-            self._refresh_all(model, labeled_set, pool)
+            self.renew_all(model, labeled_set, pool)
 
     def resume(self, pool: ImagePool) -> None:
         self.refinement.resume(pool)
@@ -160,43 +134,18 @@ class SelfTraining(Method):
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
         """Predictions for labeled images, which make λ^x, and guesses for unlabeled ones, [B, n] each."""
-        labeled_images = self.looked_at(labeled_images)
+        labeled_images = self.observed_by_teacher(labeled_images)
         probs = self.predict(model, labeled_images, unlabeled.weak())
         labeled_probs, unlabeled_probs = probs.split((len(labeled_images), len(unlabeled)))
         return labeled_probs, unlabeled_probs
 
-    def looked_at(self, labeled_images: Tensor) -> Tensor:
-        """Labeled images that are guessed, too: none if the student's own pass tells, or the first epoch did, or nobody
-        asks."""
+    def observed_by_teacher(self, labeled_images: Tensor) -> Tensor:
+        """Labeled images that the teacher must predict for λ^x: all, or none where λ^x comes from elsewhere."""
         asked = self.settings.labeled_from == "teacher" and self.settings.observes
         return labeled_images if asked else labeled_images[:0]
 
-    def admit(self, aligned: Tensor, mask: Tensor, progress: Tensor) -> Tensor:
-        """Which samples are trained on, among those that `mask` [B] offers, by their aligned guesses [B, n]."""
-        return mask
-
-    def learn(
-        self, model: TwoStream, labeled_images: Tensor, labels: Tensor, samples: Batch, guesses: Guesses
-    ) -> tuple[Tensor, Tensor]:
-        """L_s and L_u of Eq. (18)."""
-        if self.settings.mix_labels:
-            supervised = self.mixing.labeled_loss(self, model, labeled_images, labels)
-            logits = model(samples.view(self.trained_view))
-            targets, mask = guesses()
-            return supervised, self.unlabeled_loss(logits, targets, mask)
-        images = samples.view(self.trained_view)
-        forward = model.forward_apart if self.settings.passes == "two" else model
-        labeled_logits, logits = forward(labeled_images, images).split((len(labeled_images), len(images)))
-        supervised = self.labeled_loss(labeled_logits, labels)
-        targets, mask = guesses()
-        if self.settings.labeled_from == "student" and self.settings.observes:
-            labeled_probs = self.probabilities(labeled_logits.detach())
-            with beside(labels.device, labeled_probs, labels):
-                self.refinement.observe_labeled(labeled_probs, labels)
-        return supervised, self.unlabeled_loss(logits, targets, mask)
-
-    def _refresh(self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch) -> Tensor:
-        """Renew marginals and queue from one pair of batches; the aligned guesses for the unlabeled one."""
+    def renew(self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch) -> Tensor:
+        """Guess, align, queue: renew marginals and queue from one pair of batches; gives the aligned guesses."""
         labeled_probs, unlabeled_probs = self.guess(model, labeled_images, targets, unlabeled)
         if self.settings.labeled_from == "teacher":
             self.refinement.observe_labeled(labeled_probs, targets)
@@ -205,14 +154,60 @@ class SelfTraining(Method):
             self.refinement.push(unlabeled, aligned)
         return aligned
 
-    def _refresh_all(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
+    def choose(
+        self,
+        model: TwoStream,
+        labeled: LabeledBatch,
+        labeled_images: Tensor,
+        unlabeled: Batch,
+        pool: ImagePool,
+        progress: Tensor,
+    ) -> tuple[Batch, Tensor, Tensor]:
+        """The samples to learn from, their targets [B, n] and a mask [B]: the queue's, or the unlabeled batch."""
+        if self.refinement.queue is not None:
+            samples, aligned, mask = self.refinement.queued(labeled, pool)
+        else:
+            samples, aligned = unlabeled, self.renew(model, labeled_images, labeled.targets, unlabeled)
+            mask = torch.ones(len(unlabeled), dtype=torch.bool, device=aligned.device)
+        return samples, self.refinement.targets(aligned), self.admit(aligned, mask, progress)
+
+    def admit(self, aligned: Tensor, mask: Tensor, progress: Tensor) -> Tensor:
+        """Which samples are trained on, among those that `mask` [B] offers, by their aligned guesses [B, n]."""
+        return mask
+
+    def learn(
+        self,
+        model: TwoStream,
+        labeled_images: Tensor,
+        labels: Tensor,
+        samples: Batch,
+        targets: Tensor,
+        mask: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """L_s and L_u of Eq. (18)."""
+        if self.mixing is not None:
+            supervised = self.mixing.labeled_loss(self, model, labeled_images, labels)
+            return supervised, self.unlabeled_loss(model(samples.view(self.trained_view)), targets, mask)
+        images = samples.view(self.trained_view)
+        forward = model.forward_apart if self.settings.passes == "two" else model
+        labeled_logits, logits = forward(labeled_images, images).split((len(labeled_images), len(images)))
+        losses = self.labeled_loss(labeled_logits, labels), self.unlabeled_loss(logits, targets, mask)
+        if self.settings.labeled_from == "student" and self.settings.observes:
+            self.observe(self.probabilities(labeled_logits.detach()), labels)
+        return losses
+
+    def observe(self, labeled_probs: Tensor, labels: Tensor) -> None:
+        """Make λ^x of the student's own predictions."""
+        self.refinement.observe_labeled(labeled_probs, labels)
+
+    def renew_all(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         """One pass over the unlabeled images in shuffled batches, each beside a batch of labeled ones."""
         size = self.settings.refresh_batch_size
         labeled_batches = cycle(list(labeled_set.order(size, shuffled=True)))
         for unlabeled, labeled in zip(pool.fetch(size, shuffled=True), labeled_batches, strict=False):
-            repeat(self._refresh_at, model, labeled_set, pool, labeled, *unlabeled)
+            self.renew_at(model, labeled_set, pool, labeled, *unlabeled)
 
-    def _refresh_at(
+    def renew_at(
         self,
         model: TwoStream,
         labeled_set: LabeledSet,
@@ -221,5 +216,6 @@ class SelfTraining(Method):
         indices: Tensor,
         pixels: Tensor | None,
     ) -> None:
+        """`renew` from the images at these positions."""
         labeled = labeled_set.batch(labeled_indices)
-        self._refresh(model, labeled.weak(), labeled.targets, pool.batch(indices, pixels))
+        self.renew(model, labeled.weak(), labeled.targets, pool.batch(indices, pixels))

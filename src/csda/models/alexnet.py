@@ -7,20 +7,17 @@ classes that is 9,691,591 parameters, the paper's 9.692M.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from csda.fast import kernels
-from csda.fast.linear import Linear
+from csda.errors import ConfigError
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
 
-FEATURES = 256
 _CHANNELS = (32, 32, 64, 64, 128)
 _HIDDEN = 4096
+_FEATURES = 256
 
 
 class Block(nn.Sequential):
@@ -30,74 +27,19 @@ class Block(nn.Sequential):
         convolution = nn.Conv2d(inputs, outputs, kernel_size=4, stride=2, padding=1)
         super().__init__(convolution, nn.ReLU(), nn.BatchNorm2d(outputs))
 
-    def forward(self, values: Tensor) -> Tensor:
-        if _fusible([self], values):
-            return _fused([self], values)
-        for layer in self:
-            values = layer(values)
-        return values
 
-
-class AlexNet(Encoder):
-    """Blocks, then linear layers, or a part of them; called together, the blocks run together."""
-
-    def forward(self, *images: Tensor) -> Tensor:
-        blocks = list(takewhile(lambda stage: isinstance(stage, Block), self))
-        if not _fusible(blocks, *images):
-            return super().forward(*images)
-        values = _fused(blocks, *images)
-        for stage in list(self)[len(blocks) :]:
-            values = stage(values)
-        return values
-
-    def forward_apart(self, *images: Tensor) -> Tensor:
-        *blocks, linear = self
-        if not _fusible(blocks, *images) or not all(_fusible(blocks, part) for part in images):
-            return super().forward_apart(*images)
-        features: Tensor = linear(_fused(blocks, *images, sizes=[len(part) for part in images]))
-        return features
-
-
-def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> AlexNet:
+def alexnet(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
     """The encoder θ_e as a sequence of six stages, images [B, channels, S, S] to features [B, 256]."""
-    blocks = [Block(*sizes) for sizes in zip((channels, *_CHANNELS), _CHANNELS, strict=False)]
+    if image_size < 2 ** len(_CHANNELS):
+        raise ConfigError(f"image_size = {image_size} does not fit alexnet, which halves the image five times; give 32")
+    blocks = [Block(*sizes) for sizes in pairwise((channels, *_CHANNELS))]
     flat = _CHANNELS[-1] * (image_size // 2 ** len(_CHANNELS)) ** 2
     linear = nn.Sequential(
         nn.Flatten(),
         Dropout(dropout),
-        Linear(flat, _HIDDEN),
+        nn.Linear(flat, _HIDDEN),
         nn.ReLU(),
         Dropout(dropout),
-        Linear(_HIDDEN, FEATURES),
+        nn.Linear(_HIDDEN, _FEATURES),
     )
-    return AlexNet(*blocks, linear)
-
-
-def _fusible(blocks: Sequence[nn.Module], *inputs: Tensor) -> bool:
-    """Whether `_fused` gives what the blocks would: bfloat16 on a GPU, BatchNorm that learns or only predicts."""
-    values, number = inputs[0], sum(map(len, inputs))
-    if not blocks or not kernels.usable(values) or kernels.matrix_dtype() != torch.bfloat16:
-        return False
-    norms = _norms(blocks)
-    learns = torch.is_grad_enabled() and any(value.requires_grad for block in blocks for value in block.parameters())
-    return (
-        len(norms) == len(blocks)
-        and all(norm.training == norms[0].training for norm in norms)
-        and (norms[0].training or not learns)
-        and number > 1
-        and max(8, values.shape[1]) * number * values.shape[2:].numel() < 2**31  # the kernels count in 32 bits
-        # Images are packed, be they one tensor or several, and no gradient goes to them.
-        and (not any(part.requires_grad for part in inputs) if values.shape[1] < _CHANNELS[0] else len(inputs) == 1)
-    )
-
-
-def _fused(blocks: Sequence[nn.Module], *inputs: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    from csda.fast.convolution import run_blocks
-
-    parameters = [value for block in blocks for value in block.parameters()]
-    return run_blocks(inputs, _norms(blocks), parameters, torch.bfloat16, sizes)
-
-
-def _norms(blocks: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:
-    """BatchNorm as it is here; one that works across processes is another class."""
-    return [module for block in blocks for module in block.children() if type(module) is nn.BatchNorm2d]
+    return Encoder(*blocks, linear, width=_FEATURES)

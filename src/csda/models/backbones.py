@@ -1,14 +1,16 @@
-"""Encoders by name. Each is a sequence of stages, so that a method can work between them."""
+"""Encoders by name: a function of image size, channels and dropout, and a line in `BACKBONES`."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csda.errors import ConfigError
-from csda.models.alexnet import FEATURES, alexnet
+from csda.models.alexnet import alexnet
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
 
@@ -31,25 +33,43 @@ class ResidualBlock(nn.Module):
 
 
 def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
-    """ResNet-18 without pretrained weights, its features projected to the same 256 as the paper's encoder."""
+    """ResNet-18 (He et al., 2016) from random weights, its 512 features projected to 256."""
     stem = nn.Sequential(
         nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
     )
     stages = [stem]
     for inputs, outputs, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
         stages.append(nn.Sequential(ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)))
-    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), Dropout(dropout), nn.Linear(512, FEATURES))
-    return Encoder(*stages, pool)
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), Dropout(dropout), nn.Linear(512, 256))
+    return Encoder(*stages, pool, width=256)
 
 
-BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {"alexnet": alexnet, "resnet18": resnet18}
+BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {
+    "alexnet": alexnet,
+    "resnet18": resnet18,
+}
 
 
 def build_encoder(name: str, image_size: int, channels: int, dropout: float) -> Encoder:
+    """The encoder of a name, for square images of this size."""
     if name not in BACKBONES:
-        raise ConfigError(f"backbone = {name!r} is unknown; choose one of {', '.join(BACKBONES)}")
-    if image_size < 32 or image_size % 32:
-        raise ConfigError(
-            f"image_size = {image_size} does not fit: the network halves the image five times, so give a multiple of 32"
-        )
+        close = difflib.get_close_matches(name, BACKBONES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"backbone = {name!r} is unknown; {hint}choose one of {', '.join(BACKBONES)}")
     return BACKBONES[name](image_size, channels, dropout)
+
+
+def check_encoder(name: str, image_size: int, channels: int, dropout: float) -> None:
+    """Refuse a backbone or an image size that cannot be had, by passing an image through a network without weights."""
+    with torch.device("meta"):
+        encoder = build_encoder(name, image_size, channels, dropout).eval()
+    try:
+        with torch.no_grad():
+            features = encoder.to_empty(device="cpu")(torch.zeros(1, channels, image_size, image_size))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"image_size = {image_size} does not fit backbone {name}: {reason}") from None
+    if features.shape != (1, encoder.width):
+        raise ConfigError(
+            f"backbone {name} gives features {list(features.shape[1:])} and says width = {encoder.width}; correct it"
+        )

@@ -7,7 +7,14 @@ from torch import Tensor, nn
 
 
 class Encoder(nn.Sequential):
-    """Images [B, C, S, S] to features, by stages that a method can work between; several tensors pass as one batch."""
+    """Images [B, C, H, W] to features [B, width], by one stage or several; several tensors pass as one batch.
+
+    A method that works between stages slices it, as any `nn.Sequential`.
+    """
+
+    def __init__(self, *stages: nn.Module, width: int = 0) -> None:
+        super().__init__(*stages)
+        self.width = width
 
     def forward(self, *images: Tensor) -> Tensor:
         values = images[0] if len(images) == 1 else torch.cat(images)
@@ -16,9 +23,18 @@ class Encoder(nn.Sequential):
         return values
 
     def forward_apart(self, *images: Tensor) -> Tensor:
-        """The same for tensors that have statistics of BatchNorm of their own.
-
-        The last stage has none to take, so there they go together.
-        """
-        features: Tensor = self[-1](torch.cat([self[:-1](part) for part in images]))
+        """The same for tensors that have statistics of BatchNorm of their own."""
+        body, tail = self.split()
+        features: Tensor = tail(torch.cat([body(part) for part in images]))
         return features
+
+    def split(self) -> tuple[nn.Sequential, nn.Sequential]:
+        """The stages up to the last that has BatchNorm, and those after it, where samples do not see each other."""
+        with_norm = [place for place, stage in enumerate(self) if any(map(_is_norm, stage.modules()))]
+        end = with_norm[-1] + 1 if with_norm else 0
+        stages = list(self)
+        return nn.Sequential(*stages[:end]), nn.Sequential(*stages[end:])
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)

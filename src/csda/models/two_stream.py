@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from csda.distributed import Ranks
-from csda.fast.linear import linear_layers
-from csda.models.alexnet import FEATURES
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
@@ -33,7 +31,8 @@ class TwoStream(nn.Module):
         super().__init__()
         self.student = encoder
         self.teacher = deepcopy(encoder).requires_grad_(False)
-        self.head = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, num_outputs))
+        self.head = nn.Sequential(nn.ReLU(), nn.Linear(encoder.width, num_outputs))
+        self.num_outputs = num_outputs
         self.teacher_trains = teacher_trains
         self.ranks = Ranks()
 
@@ -49,8 +48,9 @@ class TwoStream(nn.Module):
         if self.ranks.alone:
             logits: Tensor = self.head(self.student.forward_apart(*images))
             return logits
-        values = torch.cat([self.ranks.map(self.student[:-1], part) for part in images])
-        return self.ranks.map(lambda part: self.head(self.student[-1](part)), values)
+        body, tail = self.student.split()
+        values = torch.cat([self.ranks.map(body, part) for part in images])
+        return self.ranks.map(lambda part: self.head(tail(part)), values)
 
     @torch.no_grad()
     def teach(self, *images: Tensor) -> Tensor:
@@ -72,26 +72,17 @@ class TwoStream(nn.Module):
         for ours, theirs in zip(_state(self.teacher), _state(self.student), strict=True):
             ours.copy_(theirs)
 
+    @torch.no_grad()
     def update_teacher(self, momentum: float) -> None:
-        """Eq. (11) for the weights: θ_e¹ ← ω θ_e¹ + (1 − ω) θ_e², statistics included."""
-        self.average_statistics(momentum)
+        """Eq. (11) for the teacher: θ_e¹ ← ω θ_e¹ + (1 − ω) θ_e², BatchNorm's statistics included."""
+        if statistics := _statistics(self.teacher):
+            torch._foreach_lerp_(statistics, _statistics(self.student), 1.0 - momentum)
         self.average_weights(momentum)
 
     @torch.no_grad()
-    def average_statistics(self, momentum: float) -> None:
-        """BatchNorm's part of Eq. (11), which has to come before the student's next pass: that writes them."""
-        if statistics := _statistics(self.teacher):
-            torch._foreach_lerp_(statistics, _statistics(self.student), 1.0 - momentum)
-
-    @torch.no_grad()
     def average_weights(self, momentum: float) -> None:
-        """The weights' part of Eq. (11), which can be made at any time before the student's are updated."""
-        pairs: dict[Tensor, Tensor] = dict(zip(self.teacher.parameters(), self.student.parameters(), strict=True))
-        for ours, theirs in zip(linear_layers(self.teacher), linear_layers(self.student), strict=True):
-            if ours.rounded is not None:
-                ours.follow(theirs, 1.0 - momentum)
-                del pairs[ours.weight]
-        torch._foreach_lerp_(tuple(pairs), tuple(pairs.values()), 1.0 - momentum)
+        """The weights' part of `update_teacher`."""
+        torch._foreach_lerp_(tuple(self.teacher.parameters()), tuple(self.student.parameters()), 1.0 - momentum)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from csda.fast import kernels
 from csda.methods.self_training import SelfTraining
 from csda.research.bench.noise import batch_trained_on, open_trainer
 from csda.research.bench.timing import Action, Deadline, as_graph, time_in_turn
@@ -35,9 +34,9 @@ def measure_compiled(chosen: Mapping[str, Any], rounds: int, deadline: Deadline)
     blocks = trainer.model.student[:-1]
     layers = nn.Sequential(*(layer for block in blocks for layer in block))
 
-    def learn(network: Callable[[Tensor], Tensor], own_kernels: bool) -> None:
+    def learn(network: Callable[[Tensor], Tensor]) -> None:
         blocks.zero_grad(set_to_none=True)
-        with trainer.engine.arithmetic(), kernels.allowed(own_kernels):
+        with trainer.engine.arithmetic():
             network(images).float().square().mean().backward()
 
     @torch.no_grad()
@@ -49,13 +48,13 @@ def measure_compiled(chosen: Mapping[str, Any], rounds: int, deadline: Deadline)
 
     begun = time.perf_counter()
     compiled_layers, compiled_refine = torch.compile(layers), torch.compile(refine)
-    learn(compiled_layers, own_kernels=False)
+    learn(compiled_layers)
     compiled_refine()
     seconds = time.perf_counter() - begun
     actions: dict[str, Action] = {
-        "blocks": lambda: learn(blocks, own_kernels=config.kernels),
-        "blocks by torch": lambda: learn(layers, own_kernels=False),
-        "blocks compiled": lambda: learn(compiled_layers, own_kernels=False),
+        "blocks": lambda: learn(blocks),
+        "blocks by torch": lambda: learn(layers),
+        "blocks compiled": lambda: learn(compiled_layers),
         "alignment and queue": refine,
         "alignment and queue compiled": compiled_refine,
     }

@@ -19,7 +19,7 @@ from csda.methods import METHODS
 from csda.methods.self_training import SelfTraining
 from csda.research.bench.timing import Action
 from csda.trainer import Trainer
-from csda.training import configure
+from csda.training import configure, update
 
 LABELED, HELD_OUT, UNLABELED, CLASSES = 512, 64, 1024, 7
 NOISY = 4096
@@ -84,7 +84,7 @@ def _make_pixels(shape: tuple[int, ...], file: Path | None) -> Pixels:
 def stepper(trainer: Trainer) -> Action:
     """A step of the trainer's method on the next images of its order, as a training makes it."""
     inputs = _inputs(trainer)
-    return lambda: trainer.engine.step(trainer.step, *next(inputs))
+    return lambda: trainer.engine.run(update, trainer, trainer.step, *next(inputs))
 
 
 def _inputs(trainer: Trainer) -> Iterator[Any]:

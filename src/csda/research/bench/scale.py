@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from csda.engine import backends, choose_device
 from csda.fast.streaming import AHEAD
 from csda.research.bench.noise import CLASSES, UNLABELED, open_trainer, refuse_fixed, stepper
 from csda.research.bench.timing import Deadline, describe_machine, time_in_turn
+from csda.training import configure
 
 UNLABELED_COUNTS = (10_000, 100_000, 1_000_000)
 CLASS_COUNTS = (2, 7, 100, 1_000)
@@ -33,7 +35,19 @@ def bench_scale(
     `left_out`.
     """
     refuse_fixed(chosen)
-    deadline = Deadline(seconds)
+    config = configure(chosen)
+    with backends(choose_device(config.device), config.precision):
+        return _measure(chosen, unlabeled, classes, capacities, rounds, Deadline(seconds))
+
+
+def _measure(
+    chosen: Mapping[str, Any],
+    unlabeled: Sequence[int] | None,
+    classes: Sequence[int] | None,
+    capacities: Sequence[int] | None,
+    rounds: int,
+    deadline: Deadline,
+) -> dict[str, Any]:
     reference = open_trainer("csda", chosen)
     device, capacity = reference.device, reference.config.method_settings["capacity"]
     capacities = capacities or (CAPACITIES if device.type == "cuda" else CAPACITIES_ON_CPU)

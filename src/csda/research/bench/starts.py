@@ -20,6 +20,7 @@ from csda.methods import METHODS
 from csda.research.bench.noise import open_trainer
 from csda.research.bench.timing import Deadline, figure, time_once
 from csda.trainer import Trainer
+from csda.training import update
 
 SEEDS = 8
 REPEATS = 3
@@ -94,6 +95,6 @@ def _train_epoch(trainer: Trainer) -> None:
     with torch.cuda.stream(torch.cuda.Stream(trainer.device)) if gpu else nullcontext():
         trainer.begin_epoch(1)
         for inputs in trainer.sample(1):
-            trainer.engine.step(trainer.step, *inputs)
+            trainer.engine.run(update, trainer, trainer.step, *inputs)
         with trainer.engine.arithmetic():
             trainer.evaluate(guesses=METHODS[trainer.config.method].uses_unlabeled)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from csda.config import RunConfig
+from csda.engine import backends, choose_device
 from csda.errors import ConfigError
 from csda.fast.streaming import AHEAD
 from csda.methods import METHODS
@@ -32,6 +33,7 @@ from csda.research.bench.work import (
     training_work,
 )
 from csda.trainer import Trainer
+from csda.training import configure, update
 
 PARTS = ("streamed", "seeds", "methods", "compiled", "start", "loader")
 """What is measured beside the steps of `csda` and `nm`, in this order."""
@@ -57,7 +59,14 @@ def bench_step(
     if unknown := [part for part in parts if part not in PARTS]:
         raise ConfigError(f"{', '.join(unknown)} is no part of this; choose among {', '.join(PARTS)}")
     refuse_fixed(chosen)
-    deadline = Deadline(seconds)
+    config = configure(chosen)
+    with backends(choose_device(config.device), config.precision):
+        yield from _measure(chosen, parts, data, rounds, Deadline(seconds))
+
+
+def _measure(
+    chosen: Mapping[str, Any], parts: Sequence[str], data: Path | None, rounds: int, deadline: Deadline
+) -> Iterator[dict[str, Any]]:
     figures = _measure_csda(chosen, rounds, deadline)
     _measure_method("nm", chosen, figures, rounds, deadline)
     figures |= {"nm_like_step_ms": figures["method_step_ms"]["nm"], "left_out": []}
@@ -173,7 +182,7 @@ def bare_stepper(trainer: Trainer) -> Action:
     def compute() -> StepOutput:
         return StepOutput(trainer.method.labeled_loss(trainer.model(images), batch.targets))
 
-    return lambda: trainer.engine.step(compute)
+    return lambda: trainer.engine.run(update, trainer, compute)
 
 
 def _parts_of_a_step(trainer: Trainer) -> dict[str, Action]:

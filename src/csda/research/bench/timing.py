@@ -20,8 +20,7 @@ from rich.table import Table
 import csda
 from csda.data.store import available_cores
 from csda.engine import name_device
-from csda.runs import write_whole
-from csda.trainer import source_commit
+from csda.runs import source_commit, write_whole
 
 Action = Callable[[], object]
 

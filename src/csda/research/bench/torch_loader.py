@@ -21,6 +21,7 @@ from csda.errors import DataError
 from csda.methods.base import StepOutput
 from csda.research.bench.noise import open_trainer
 from csda.research.bench.timing import figure, time_once
+from csda.training import update
 
 FILES, FILE_SIZE = 512, (200, 150)
 PREFETCHED = 2
@@ -69,7 +70,7 @@ def measure_loader(chosen: Mapping[str, Any], folder: Path, data: Path | None) -
 
     def iterate(times: int) -> None:
         for _ in range(times):
-            trainer.engine.step(compute, next(loaded).to(device, non_blocking=True), progress)
+            trainer.engine.run(update, trainer, compute, next(loaded).to(device, non_blocking=True), progress)
 
     iterate(first)
     milliseconds = [1e3 * time_once(lambda: iterate(workers), device) / workers for _ in range(ROUNDS)]

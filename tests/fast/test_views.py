@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from csda.data import augment
 from csda.data.augment import Augmentation, Selection, StandIn
 from csda.data.loader import ImagePool
-from csda.fast import kernels
+from csda.fast.views import FusedAugmentation, contiguous
 
 Kind = Literal["weak", "strong"]
 
@@ -25,27 +23,21 @@ def _pixels(channels: int, device: torch.device, count: int = 6, seed: int = 0) 
 
 
 def _sampled(kind: Kind, images: Selection, augmentation: Augmentation) -> Tensor:
-    """What `augment` would make of the images by the kernels, on any device."""
-    from csda.fast import warp
+    """What the kernels make of the images, on any device."""
+    fused = FusedAugmentation(augmentation.rotation, augmentation.translation, augmentation.flip)
+    return _view(kind, fused, images)
 
-    rotation, translation = math.radians(augmentation.rotation), 2 * augmentation.translation
+
+def _view(kind: Kind, augmentation: Augmentation, images: Selection) -> Tensor:
     generator = torch.Generator(images.source.device).manual_seed(3)
-    if kind == "strong":
-        rotation, translation = max(rotation, math.radians(30)), max(translation, 0.4)
-    draws = augment._uniform(images.size, 5 if kind == "weak" else 12, images.source.device, generator)
-    view = warp.weak if kind == "weak" else warp.strong
-    return view(*images, draws, rotation, translation, augmentation.flip, torch.float32)
+    return augmentation.weak(images, generator) if kind == "weak" else augmentation.strong(images, generator)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("augmentation", [Augmentation(), Augmentation(180, 0.4, True)], ids=str)
 def test_views_are_those_of_the_plain_code(device: torch.device, channels: int, augmentation: Augmentation) -> None:
     images = Selection(_pixels(channels, device))
-    with kernels.allowed(False):
-        weak, strong = (
-            view(images, augmentation, torch.Generator(device).manual_seed(3))
-            for view in (augment.weak, augment.strong)
-        )
+    weak, strong = _view("weak", augmentation, images), _view("strong", augmentation, images)
     torch.testing.assert_close(_sampled("weak", images, augmentation), weak, atol=3e-5, rtol=0)
     # On the edge of the cut-out rounding decides.
     assert ((_sampled("strong", images, augmentation) - strong).abs() > 1e-4).float().mean() < 0.002
@@ -81,11 +73,10 @@ def test_a_batch_is_never_gathered(
     device: torch.device, kind: Kind, real: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pool(seed: int) -> ImagePool:
-        return ImagePool(_pixels(3, device, seed=seed), Augmentation(), torch.Generator(device).manual_seed(4))
+        return ImagePool(_pixels(3, device, seed=seed), FusedAugmentation(), torch.Generator(device).manual_seed(4))
 
     indices, others = torch.tensor([3, 1, 3], device=device), torch.tensor([5, 2], device=device)
     flag = torch.tensor(real, device=device)
-    monkeypatch.setattr(kernels, "usable", lambda tensor: True)
     expected = pool(0)(indices, kind) if real else pool(1)(others[[0, 1, 0]], kind)
     batch = pool(0).batch(indices).where(flag, pool(1).batch(others))
     monkeypatch.setattr(Selection, "pixels", None)
@@ -127,13 +118,28 @@ def test_a_captured_view_reads_rows_and_choice_anew(kind: Kind) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("view", [augment.weak, augment.strong])
-def test_views_are_half_as_wide_under_autocast(view: object) -> None:
-    assert callable(view)
+@both
+def test_views_are_half_as_wide_under_autocast(kind: Kind) -> None:
     device = torch.device("cuda")
     images = Selection(_pixels(3, device))
-    exact = view(images, Augmentation(), torch.Generator(device).manual_seed(0))
+    exact = _sampled(kind, images, Augmentation())
     with torch.autocast("cuda", torch.bfloat16):
-        half = view(images, Augmentation(), torch.Generator(device).manual_seed(0))
+        half = _sampled(kind, images, Augmentation())
     assert (exact.dtype, half.dtype) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(half.float(), exact, atol=2**-8, rtol=0)
+
+
+def test_a_strided_source_is_not_copied_as_a_whole() -> None:
+    source = _pixels(3, torch.device("cpu"))
+    strided = source.transpose(1, 2)
+    rows, real = torch.tensor([4, 1]), torch.tensor(True)
+    assert contiguous(Selection(source, rows)).source is source
+    for selection in (
+        Selection(strided, rows),
+        Selection(source, torch.tensor([[4, 0], [1, 0]])[:, 0]),
+        Selection(source, rows, StandIn(strided, rows, real)),
+    ):
+        dense = contiguous(selection)
+        assert len(dense.source) == dense.size == 2
+        assert dense.source.is_contiguous()
+        assert torch.equal(dense.pixels(), selection.pixels())

@@ -1,0 +1,37 @@
+"""Transposed convolutions with the channels that a GPU multiplies fast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MULTIPLE = 8
+"""A GPU multiplies channels by eights. The one or three of an image would take kernels that are far slower."""
+
+
+class PaddedConvTranspose2d(nn.ConvTranspose2d):
+    """`nn.ConvTranspose2d` without output padding, computed with further channels of zeros."""
+
+    def forward(self, values: Tensor) -> Tensor:  # type: ignore[override]
+        assert self.bias is not None
+        missing = -self.out_channels % MULTIPLE
+        weight, bias = F.pad(self.weight, (0, 0, 0, 0, 0, missing)), F.pad(self.bias, (0, missing))
+        stride, padding = self.stride, self.padding
+        return F.conv_transpose2d(values, weight, bias, stride, padding)[:, : self.out_channels]  # type: ignore[arg-type]
+
+
+def pad_channels(method: nn.Module) -> None:
+    """Replace the transposed convolutions of a method whose channels are no multiple of eight; weights stay."""
+    for module in list(method.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.ConvTranspose2d and child.out_channels % MULTIPLE:
+                setattr(module, name, _padded(child))
+
+
+def _padded(layer: nn.ConvTranspose2d) -> PaddedConvTranspose2d:
+    stride, padding = layer.stride, layer.padding
+    with torch.device("meta"):
+        made = PaddedConvTranspose2d(layer.in_channels, layer.out_channels, layer.kernel_size, stride, padding)  # type: ignore[arg-type]
+    made.weight, made.bias = layer.weight, layer.bias
+    return made

@@ -1,0 +1,32 @@
+"""Augmentation by kernels that read the uint8 pixels where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from csda.data.augment import Augmentation, Selection
+from csda.fast import kernels
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAugmentation(Augmentation):
+    """Gives the views of `Augmentation` in one kernel each; under autocast in its dtype."""
+
+    def weak_view(self, images: Selection, draws: Tensor) -> Tensor:
+        from csda.fast import warp
+
+        return warp.weak(*contiguous(images), draws, *self.weak_reach, self.flip, kernels.matrix_dtype())
+
+    def strong_view(self, images: Selection, draws: Tensor) -> Tensor:
+        from csda.fast import warp
+
+        return warp.strong(*contiguous(images), draws, *self.strong_reach, self.flip, kernels.matrix_dtype())
+
+
+def contiguous(images: Selection) -> Selection:
+    """The same images with no gaps in memory, for which these alone are copied and never a whole source."""
+    tensors = (images.source, images.rows, *(images.stand_in or ()))
+    dense = all(tensor is None or tensor.is_contiguous() for tensor in tensors)
+    return images if dense else Selection(images.pixels().contiguous())
