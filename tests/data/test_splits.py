@@ -17,7 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csda.data.records import Dataset, Label, Record, Split
-from csda.data.splits import Budget, label_text, list_split, make_split, move_to_labeled, read_split, read_truth
+from csda.data.splits import (
+    Begun,
+    Budget,
+    label_text,
+    list_split,
+    make_split,
+    move_to_labeled,
+    read_rows,
+    read_split,
+    read_truth,
+    restore_split,
+)
 from csda.errors import ConfigError, DataError
 from csda.runs import write_csv
 
@@ -363,10 +374,14 @@ def test_split_and_truth_come_back(ids: list[str], several: bool, seed: int) -> 
         truth = [(image, label_text(label, classes)) for image, label in split.truth.items()]
         write_csv(Path(folder) / "truth.csv", ("id", "label"), truth)
         assert read_split(Path(folder) / "split.csv", dataset) == split
-        assert read_truth(Path(folder) / "truth.csv", classes, several) == split.truth
+        assert read_truth(Path(folder) / "truth.csv") == dict(truth)
+        rows = [row for _, row in read_rows(Path(folder) / "split.csv")]
+        assert rows == list(list_split(split, classes))
+        blind = replace(dataset, records=tuple(replace(record, label=None) for record in records))
+        assert restore_split(Begun(Path(folder) / "split.csv", rows, dict(truth)), blind) == split
         with (Path(folder) / "split.csv").open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    assert all((row["label"] == "") == (row["split"] == "unlabeled") for row in rows)
+            lines = list(csv.DictReader(file))
+    assert all((line["label"] == "") == (line["split"] == "unlabeled") for line in lines)
 
 
 def test_upper_bound_comes_back_in_its_own_order(tmp_path: Path) -> None:
@@ -436,6 +451,6 @@ def test_any_bytes_are_a_split_or_a_data_error(raw: bytes) -> None:
         path.write_bytes(raw)
         for outcome in (
             attempt(lambda: read_split(path, single([3, 3]))),
-            attempt(lambda: read_truth(path, ("a", "b"))),
+            attempt(lambda: read_truth(path)),
         ):
             assert not isinstance(outcome, DataError) or "split" in str(outcome)

@@ -12,7 +12,7 @@ from csda.config import RunConfig
 from csda.data import load_dataset, split_dataset
 from csda.data.content import content_digest
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
-from csda.data.splits import Begun, move_to_labeled, read_split, read_truth
+from csda.data.splits import Begun, move_to_labeled, restore_split
 from csda.data.store import open_pixels
 from csda.progress import Reporter
 
@@ -55,9 +55,7 @@ def prepare_data(
         dataset, records=tuple(record for record, good in zip(dataset.records, store.readable, strict=True) if good)
     )
     if begun is not None:
-        split = read_split(begun.split_csv, readable)
-        truth = read_truth(begun.truth_csv, dataset.classes, dataset.multi_label) if begun.truth_csv else {}
-        split = replace(split, truth=truth)
+        split = restore_split(begun, readable)
     else:
         seed = config.seed if config.split_seed is None else config.split_seed
         split = split_dataset(readable, split=config.split, labels=config.labels, by=config.split_by, seed=seed)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -60,12 +60,22 @@ class _Unit:
     """How many of them belong to each stratum."""
 
 
+class SplitRow(NamedTuple):
+    """A line of a split CSV; `label` is text, empty for unlabeled images."""
+
+    id: str
+    split: str
+    label: str
+    group: str
+
+
 @dataclass(frozen=True, slots=True)
 class Begun:
     """What a run that goes on has begun with: its split, and the truth about unlabeled images where it is known."""
 
-    split_csv: Path
-    truth_csv: Path | None
+    path: Path
+    split: Sequence[SplitRow]
+    truth: Mapping[str, str]
 
 
 def make_split(
@@ -167,36 +177,56 @@ def parse_label(text: str, index: Mapping[str, int], multi_label: bool, where: s
     return tuple(sorted({index[name] for name in names})) if multi_label else index[text]
 
 
-def list_split(split: Split, classes: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """Lines `id,split,label,group` for `read_split`; unlabeled images have an empty label."""
+def list_split(split: Split, classes: Sequence[str]) -> Iterator[SplitRow]:
+    """Lines for `read_rows`."""
     for part, records in split.parts():
         for record in records:
-            yield record.id, part, label_text(record.label, classes), record.group or ""
+            yield SplitRow(record.id, part, label_text(record.label, classes), record.group or "")
+
+
+def read_rows(path: Path) -> list[tuple[int, SplitRow]]:
+    """The lines of a split CSV with their numbers; one that a person wrote may lack the columns label and group."""
+    table = read_table(path)
+    at = [table.require("id"), table.require("split"), table.position("label"), table.position("group")]
+    cells_of = ([cells[position] if position is not None else "" for position in at] for _, cells in table.rows)
+    return [
+        (row, SplitRow(image, *(cell.strip() for cell in others)))
+        for (row, _), (image, *others) in zip(table.rows, cells_of, strict=True)
+    ]
 
 
 def read_split(path: Path, dataset: Dataset) -> Split:
     """Gives a split back, as `list_split` or a person wrote it; images that it does not name are left out."""
-    table = read_table(path)
-    id_column, split_column = table.require("id"), table.require("split")
-    label_column, group_column = table.position("label"), table.position("group")
+    return _place(path, read_rows(path), dataset)
+
+
+def restore_split(begun: Begun, dataset: Dataset) -> Split:
+    """The split that a run has begun with, and the truth as it was known then."""
+    split = _place(begun.path, enumerate(begun.split, start=2), dataset)
+    index = {name: position for position, name in enumerate(dataset.classes)}
+    labels = {
+        image: parse_label(text, index, dataset.multi_label, f"{begun.path.with_name('truth.csv')}, {image!r}")
+        for image, text in begun.truth.items()
+    }
+    return replace(split, truth={image: label for image, label in labels.items() if label is not None})
+
+
+def _place(path: Path, rows: Iterable[tuple[int, SplitRow]], dataset: Dataset) -> Split:
+    """Every record in the part that its row names."""
     by_id = {record.id: position for position, record in enumerate(dataset.records)}
     index = {name: position for position, name in enumerate(dataset.classes)}
     records = list(dataset.records)
     seen: dict[int, tuple[str, int]] = {}
     positions: dict[str, list[int]] = {part: [] for part in PARTS}
-    for row, cells in table.rows:
+    for row, (image, part, text, group) in rows:
         where = f"{path}, row {row}"
-        image, part = cells[id_column], cells[split_column].strip()
         if image not in by_id:
             raise DataError(f"{where}: {image!r} is no image of {dataset.root or dataset.name}")
         if part not in PARTS:
             raise DataError(f"{where}: {part!r} is no part; write one of {', '.join(PARTS)}")
         position = by_id[image]
         record = records[position]
-        label = None
-        if label_column is not None:
-            label = parse_label(cells[label_column], index, dataset.multi_label, where)
-        group = cells[group_column].strip() or None if group_column is not None else None
+        label = parse_label(text, index, dataset.multi_label, where)
         if label is not None and record.label is not None and label != record.label:
             raise DataError(
                 f"{where}: {image!r} is {label_text(label, dataset.classes)} here and "
@@ -210,7 +240,7 @@ def read_split(path: Path, dataset: Dataset) -> Split:
         records[position] = replace(
             record,
             label=label if record.label is None else record.label,
-            group=group if record.group is None else record.group,
+            group=group or None if record.group is None else record.group,
         )
         if part != "unlabeled" and records[position].label is None:
             raise DataError(f"{where}: {image!r} is in {part} and has no label; give it one or make it unlabeled")
@@ -219,17 +249,17 @@ def read_split(path: Path, dataset: Dataset) -> Split:
     return _assemble(replace(dataset, records=tuple(records)), **positions, remarks=remarks)
 
 
-def read_truth(path: Path, classes: Sequence[str], multi_label: bool = False) -> dict[str, Label]:
+def read_truth(path: Path) -> dict[str, str]:
+    """The label of each unlabeled image that somebody knows, as text, by id."""
     table = read_table(path)
     id_column, label_column = table.require("id"), table.require("label")
-    index = {name: position for position, name in enumerate(classes)}
-    truth: dict[str, Label] = {}
+    truth: dict[str, str] = {}
     for row, cells in table.rows:
-        label = parse_label(cells[label_column], index, multi_label, f"{path}, row {row}")
-        if label is None:
-            raise DataError(f"{path}, row {row}: {cells[id_column]!r} has no label; remove the row")
-        if truth.setdefault(cells[id_column], label) != label:
-            raise DataError(f"{path}, row {row}: {cells[id_column]!r} has another label in an earlier row")
+        image, label = cells[id_column], cells[label_column].strip()
+        if not label:
+            raise DataError(f"{path}, row {row}: {image!r} has no label; remove the row")
+        if truth.setdefault(image, label) != label:
+            raise DataError(f"{path}, row {row}: {image!r} has another label in an earlier row")
     return truth
 
 
