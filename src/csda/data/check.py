@@ -6,7 +6,7 @@ import base64
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
 from io import BytesIO
@@ -20,7 +20,7 @@ from csda.data.cache import Progress
 from csda.data.csv_files import NONE_PRESENT
 from csda.data.decode import Header, read_header, read_image, unremarked
 from csda.data.records import Dataset, Record, Split
-from csda.data.splits import make_split
+from csda.data.splits import leave_out, make_split
 from csda.data.store import available_cores, refuse_unreadable
 from csda.errors import DataError
 
@@ -100,12 +100,11 @@ def run_check(path: str | Path, source: str | None = None, html: Path | None = N
 def check(dataset: Dataset, *, max_unreadable: float = 0.01, progress: Progress | None = None) -> Report:
     """Read every image of the set and divide it as a training would; nothing is written."""
     findings = list(_inspect(dataset, progress or (lambda done, total: None)))
-    unreadable, readable, same, headers = [], [], defaultdict(list), []
+    unreadable, same, headers = [], defaultdict(list), []
     for record, found in zip(dataset.records, findings, strict=True):
         if isinstance(found, str):
             unreadable.append((record, found))
         else:
-            readable.append(record)
             headers.append(found[0])
             same[found[1]].append(record)
     duplicates = tuple(tuple(records) for records in same.values() if len(records) > 1)
@@ -117,7 +116,7 @@ def check(dataset: Dataset, *, max_unreadable: float = 0.01, progress: Progress 
     except DataError as error:
         problems.append(str(error).partition(":\n")[0])  # the files are listed anyway
     try:
-        split = make_split(replace(dataset, records=tuple(readable)))
+        split = leave_out(make_split(dataset), unreadable, dataset)
     except DataError as error:
         problems.append(str(error))
     if split is not None:

@@ -505,6 +505,35 @@ def _assemble(
         test=pick(test),
         truth={record.id: record.label for record in without_label if record.label is not None},
     )
+    return replace(split, remarks=(*remarks, *_examine(split, dataset)))
+
+
+def leave_out(split: Split, unreadable: Sequence[tuple[Record, str]], dataset: Dataset) -> Split:
+    """The split without images that cannot be read, each given with the reason; all others stay where they are."""
+    gone = {record.id for record, _ in unreadable}
+    if not gone:
+        return split
+
+    def stay(members: Sequence[Record]) -> tuple[Record, ...]:
+        return tuple(record for record in members if record.id not in gone)
+
+    truth = {image: label for image, label in split.truth.items() if image not in gone}
+    staying = Split(stay(split.labeled), stay(split.unlabeled), stay(split.val), stay(split.test), truth)
+    before = _examine(split, dataset)
+    try:
+        after = _examine(staying, dataset)
+    except DataError as error:
+        record, reason = unreadable[0]
+        raise DataError(
+            f"{len(gone)} images cannot be read, {record.path or record.id} for one ({reason}), and without them: "
+            f"{error}"
+        ) from None
+    return replace(staying, remarks=(*(remark for remark in split.remarks if remark not in before), *after))
+
+
+def _examine(split: Split, dataset: Dataset) -> list[str]:
+    """Refuse a split that cannot be trained on; remarks on one that can."""
+    remarks = []
     for part, members in split.parts():
         if part == "unlabeled":
             continue
@@ -516,8 +545,7 @@ def _assemble(
             raise DataError(f"no labeled image of {names}; label some, or leave the class out")
         if absent:
             remarks.append(f"the {TITLES[part]} part has no image of {names}")
-    remarks += _crossing_groups(split)
-    return replace(split, remarks=tuple(remarks))
+    return remarks + _crossing_groups(split)
 
 
 def _crossing_groups(split: Split) -> list[str]:
