@@ -17,8 +17,9 @@ import pytest
 from PIL import Image
 
 from csda.data import cache as cache_module
-from csda.data import store, synthetic
-from csda.data.decode import read_image
+from csda.data import decode, store, synthetic
+from csda.data.check import check
+from csda.data.decode import UnreadableError, read_image
 from csda.data.records import Dataset, Pixels, Record
 from csda.data.store import open_pixels
 from csda.errors import DataError
@@ -151,7 +152,7 @@ WORKER = """
 import sys, time
 from pathlib import Path
 from csda.data import cache, store
-from csda.data.decode import read_image
+from csda.data.decode import UnreadableError, read_image
 from csda.data.records import Dataset, Record
 
 def slow(path, size, channels):
@@ -262,13 +263,62 @@ def test_missing_pydicom_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
     dataset = make_images(tmp_path / "images", 10)
 
     def refuse(path: Path, size: int, channels: int) -> Pixels:
-        raise DataError(f"{path}: needs pydicom")
+        raise UnreadableError(path, "needs pydicom")
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "read_image", refuse)
         with pytest.raises(DataError, match="10 of 10"):
             open_pixels(dataset, 8, cache=tmp_path / "cache", max_unreadable=1.0)
     assert open_pixels(dataset, 8, cache=tmp_path / "cache").readable.all()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "out of memory"),
+        (OSError("out of memory error when reading image file"), "out of memory"),
+        *(
+            (OSError(number, os.strerror(number)), os.strerror(number))
+            for number in (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT)
+        ),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), os.strerror(errno.ENOSPC)),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_the_machine_stops(
+    error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One image of a hundred might be left out, but here it is not the image that is bad."""
+    dataset = make_images(tmp_path / "images", 100)
+    opened = decode._opened
+
+    def fail(path: Path) -> object:
+        if path.name == "003.png":
+            raise error
+        return opened(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "_opened", fail)
+        with pytest.raises(DataError, match=rf"003\.png: reading stopped \({reason}") as caught:
+            open_pixels(dataset, 8, cache=tmp_path / "cache")
+        assert not isinstance(caught.value, UnreadableError)
+        with pytest.raises(DataError, match=r"003\.png: reading stopped"):
+            check(dataset)
+    assert open_pixels(dataset, 8, cache=tmp_path / "cache").readable.all()
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ELOOP])
+def test_what_is_wrong_with_a_file_leaves_it_out(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make_images(tmp_path / "images", 100)
+    opened = decode._opened
+
+    def fail(path: Path) -> object:
+        if path.name == "003.png":
+            raise OSError(number, os.strerror(number))
+        return opened(path)
+
+    monkeypatch.setattr(decode, "_opened", fail)
+    assert open_pixels(dataset, 8, cache=tmp_path / "cache").readable.sum() == 99
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

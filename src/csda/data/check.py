@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import blake2b
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from csda.data import SOURCES, load_dataset
-from csda.data.cache import Progress
+from csda.data.cache import Progress, digest
+from csda.data.content import hash_file
 from csda.data.csv_files import NONE_PRESENT
-from csda.data.decode import Header, read_header, read_image, unremarked
+from csda.data.decode import Header, UnreadableError, read_header, read_image, unremarked
 from csda.data.records import Dataset, Record, Split
 from csda.data.splits import leave_out, make_split
 from csda.data.store import available_cores, refuse_unreadable
@@ -136,7 +136,7 @@ def _inspect(dataset: Dataset, progress: Progress) -> Iterator[Finding]:
             part = range(start, min(start + 256, len(dataset.records)))
             if dataset.draw is not None:
                 for image in dataset.draw(part, EXAMPLE_SIZE):
-                    yield Header("drawn", EXAMPLE_SIZE, EXAMPLE_SIZE, image.shape[2] == 1), _digest(image.tobytes())
+                    yield Header("drawn", EXAMPLE_SIZE, EXAMPLE_SIZE, image.shape[2] == 1), digest(image.tobytes())
             else:
                 yield from pool.map(_inspect_file, [dataset.records[row].path for row in part])
             progress(part.stop, len(dataset.records))
@@ -148,13 +148,9 @@ def _inspect_file(path: Path | None) -> Finding:
     try:
         header = read_header(path)
         read_image(path, EXAMPLE_SIZE, 1)
-        return header, _digest(path.read_bytes())
-    except DataError as error:
-        return str(error).removeprefix(f"{path}: ")
-
-
-def _digest(content: bytes) -> bytes:
-    return blake2b(content, digest_size=16).digest()
+        return header, hash_file(path)
+    except UnreadableError as error:
+        return error.reason
 
 
 def _count(dataset: Dataset) -> tuple[Count, ...]:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from csda.data.cache import Flags, Progress, Rows, digest, folder_of, load_cached, load_in_memory
-from csda.data.decode import read_header, read_image, unremarked
+from csda.data.decode import UnreadableError, read_header, read_image, unremarked
 from csda.data.records import Dataset, Pixels, Record
 from csda.errors import DataError
 
@@ -117,8 +117,8 @@ def _read(path: Path | None, size: int, channels: int) -> Pixels | str:
         return "has no file"
     try:
         return read_image(path, size, channels)
-    except DataError as error:
-        return str(error).removeprefix(f"{path}: ")
+    except UnreadableError as error:
+        return error.reason
 
 
 def settings_of(channels: int | None) -> str:
