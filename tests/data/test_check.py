@@ -57,6 +57,14 @@ def test_grey(tmp_path: Path) -> None:
     assert fact(check(load_dataset(tmp_path)), "Colour") == "all grey"
 
 
+def test_grey_stored_in_colour(tmp_path: Path) -> None:
+    for folder in (make_class(tmp_path, "a", 5, grey=True), make_class(tmp_path, "b", 5)):
+        for path in folder.iterdir():
+            with Image.open(path) as image:
+                image.convert("RGB").save(path)
+    assert fact(check(load_dataset(tmp_path)), "Colour") == "5 in colour, 5 grey"
+
+
 def test_duplicates_by_content(images: Path) -> None:
     shutil.copy(images / "ill/02.png", images / "healthy/again.png")
     shutil.copy(images / "ill/03.png", images / "ill/again.png")

@@ -127,10 +127,87 @@ def test_channels_follow_the_files(tmp_path: Path, decoded: list[str]) -> None:
     assert open_pixels(grey, 16, cache=cache).array.shape[-1] == 1
     assert open_pixels(grey, 16, cache=cache).array.shape[-1] == 1
     assert len(decoded) == 24
-    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "images/colour.png")
+    Image.fromarray(np.full((9, 9, 3), (200, 90, 90), np.uint8)).save(tmp_path / "images/colour.png")
     mixed = list_images(tmp_path / "images")
     assert open_pixels(mixed, 16, cache=cache, channels=1).array.shape[-1] == 1
     assert open_pixels(mixed, 16, cache=cache).array.shape[-1] == 3
+
+
+def save_as_colour(folder: Path, count: int, suffix: str) -> Dataset:
+    """Grey images in files of three channels."""
+    folder.mkdir()
+    for number in range(count):
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 24, 1), np.uint8).repeat(3, axis=-1)
+        Image.fromarray(pixels).save(folder / f"{number:03d}.{suffix}")
+    return list_images(folder)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_grey_images_stored_in_colour_are_grey(tmp_path: Path, suffix: str, decoded: list[str]) -> None:
+    cache = tmp_path / "cache"
+    grey = save_as_colour(tmp_path / "images", 40, suffix)
+    first = open_pixels(grey, 16, cache=cache)
+    assert first.array.shape[-1] == 1
+    assert_rows(grey, first.array)
+    decoded.clear()
+    assert open_pixels(grey, 16, cache=cache).array.shape[-1] == 1
+    assert decoded == []
+    Image.fromarray(np.full((9, 9, 3), (100, 100, 90), np.uint8)).save(tmp_path / "images/tinted.png")
+    assert open_pixels(list_images(tmp_path / "images"), 16, cache=cache).array.shape[-1] == 3
+
+
+def test_the_first_image_in_colour_decides(tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a set in colour nor one of grey files is decoded twice."""
+    looked_at: list[str] = []
+    read = decode.read_image
+
+    def spy(path: Path, size: int, channels: int) -> Pixels:
+        looked_at.append(path.name)
+        return read(path, size, channels)
+
+    monkeypatch.setattr(decode, "read_image", spy)
+    open_pixels(make_images(tmp_path / "colour", 60), 16, cache=tmp_path / "cache", workers=2)
+    assert 1 <= len(looked_at) <= 4
+    looked_at.clear()
+    open_pixels(make_images(tmp_path / "grey", 60, grey=True), 16, cache=tmp_path / "cache", workers=2)
+    assert looked_at == []
+    assert len(decoded) == 120
+
+
+def test_a_failed_first_read_does_not_make_a_set_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make_images(tmp_path / "images", 40)
+
+    def refuse(path: Path) -> object:
+        raise PermissionError(errno.EACCES, "not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "_opened", refuse)
+        with pytest.raises(DataError, match="40 of 40 images"):
+            open_pixels(dataset, 16, cache=tmp_path / "cache")
+    pixels = open_pixels(dataset, 16, cache=tmp_path / "cache")
+    assert pixels.array.shape[-1] == 3
+    assert_rows(dataset, pixels.array)
+
+
+def test_the_image_that_was_missing_may_be_the_one_in_colour(tmp_path: Path, decoded: list[str]) -> None:
+    folder, cache = tmp_path / "images", tmp_path / "cache"
+    make_images(folder, 100, grey=True)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (9, 9, 3), np.uint8)).save(folder / "050.png")
+    dataset = list_images(folder)
+    opened = decode._opened
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse_one(path: Path) -> object:
+            if path.name == "050.png":
+                raise PermissionError(errno.EACCES, "not now")
+            return opened(path)
+
+        patch.setattr(decode, "_opened", refuse_one)
+        assert open_pixels(dataset, 16, cache=cache).array.shape[-1] == 1
+        decoded.clear()
+        assert open_pixels(dataset, 16, cache=cache).array.shape[-1] == 1
+        assert decoded == ["050.png"]
+    assert open_pixels(dataset, 16, cache=cache).array.shape[-1] == 3
 
 
 def test_interrupted_it_goes_on(tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from csda.data import SOURCES, load_dataset
 from csda.data.cache import Progress, digest
 from csda.data.content import hash_file
 from csda.data.csv_files import NONE_PRESENT
-from csda.data.decode import Header, UnreadableError, read_header, read_image, unremarked
+from csda.data.decode import Header, UnreadableError, is_grey, read_header, read_image, unremarked
 from csda.data.records import Dataset, Record, Split
 from csda.data.splits import leave_out, make_split
 from csda.data.store import available_cores, refuse_unreadable
@@ -147,8 +147,8 @@ def _inspect_file(path: Path | None) -> Finding:
         return "has no file"
     try:
         header = read_header(path)
-        read_image(path, EXAMPLE_SIZE, 1)
-        return header, hash_file(path)
+        grey = is_grey(read_image(path, EXAMPLE_SIZE, 1 if header.grey else 3))
+        return header._replace(grey=grey), hash_file(path)
     except UnreadableError as error:
         return error.reason
 

@@ -47,6 +47,9 @@ DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
 
 
+GREY_WITHIN = 3
+"""Levels by which channels differ at most where a JPEG's two colour planes are off by one."""
+
 FAULTS_OF_A_FILE = frozenset({None, ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG, EINVAL})
 """What an OSError says when one file is to blame: decoders give no number, and one that a damaged file sends to a place
 before its beginning gives EINVAL."""
@@ -102,6 +105,16 @@ def read_image(path: Path, size: int, channels: int) -> Pixels:
         return _resize(image if image.mode == mode else image.convert(mode), size)
     except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
         raise explain_failure(path, error) from error
+
+
+def has_colour(path: Path, size: int) -> bool:
+    """Whether the image shows colour at this size; one that is grey by its header is not decoded."""
+    return not read_header(path).grey and not is_grey(read_image(path, size, 3))
+
+
+def is_grey(pixels: Pixels) -> bool:
+    """Whether the channels of an image [H, W, C] are the same but for the rounding of a JPEG."""
+    return int(np.ptp(pixels, axis=-1).max()) <= GREY_WITHIN
 
 
 def _resize(image: Image.Image, size: int) -> Pixels:

@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from csda.data.cache import Flags, Progress, Rows, digest, folder_of, load_cached, load_in_memory
-from csda.data.decode import UnreadableError, read_header, read_image, unremarked
+from csda.data.cache import Flags, Progress, Rows, digest, folder_of, load_cached, load_in_memory, rows_done
+from csda.data.decode import UnreadableError, has_colour, read_image, unremarked
 from csda.data.records import Dataset, Pixels, Record
 from csda.errors import DataError
 
@@ -58,9 +58,9 @@ def open_pixels(
 ) -> PixelStore:
     """The images of the set as uint8 [N, size, size, channels], decoded where the cache does not have them yet.
 
-    `channels` of None means one where every image is grey, otherwise three; drawn sets have as many as they are drawn
-    with. `progress(done, total)` is called as rows get ready. When more than a share of `max_unreadable` cannot be
-    read, the set is refused.
+    `channels` of None means three where an image that can be decoded has colour, otherwise one; drawn sets have as
+    many as they are drawn with. `progress(done, total)` is called as rows get ready. When more than a share of
+    `max_unreadable` cannot be read, the set is refused.
     """
     if not dataset.records:
         raise DataError(f"{dataset.root or dataset.name} has no images.")
@@ -102,9 +102,10 @@ def _file_rows(dataset: Dataset, size: int, channels: int | None, cache: Path, w
     paths = [record.path for record in dataset.records]
     keys, settings = file_keys(dataset), settings_of(channels)
     if channels is None:
-        # A folder with these settings was made after the headers had been read, so where there is one it is the answer.
-        made = (c for c in (1, 3) if folder_of(cache, settings, keys, (size, size, c)).is_dir())
-        channels = next(made, None) or (1 if _all_grey(paths, workers) else 3)
+        # A folder of colours was made because some image has colour. One of grey says so of the rows that it holds.
+        grey, colour = (folder_of(cache, settings, keys, (size, size, count)) for count in (1, 3))
+        unknown = [path for path, done in zip(paths, rows_done(grey, len(paths)).tolist(), strict=True) if not done]
+        channels = 3 if colour.is_dir() or _any_colour(unknown, size, workers) else 1
 
     def make(positions: Sequence[int]) -> list[Pixels | str]:
         return [_read(paths[position], size, channels) for position in positions]
@@ -122,7 +123,7 @@ def _read(path: Path | None, size: int, channels: int) -> Pixels | str:
 
 
 def settings_of(channels: int | None) -> str:
-    return f"channels {channels or 'by header'}"
+    return f"channels {channels or 'by content'}"
 
 
 def file_keys(dataset: Dataset) -> list[bytes]:
@@ -140,17 +141,20 @@ def _file_key(path: Path | None) -> bytes:
     return digest(settings, bytes(path.absolute()))
 
 
-def _all_grey(paths: Sequence[Path | None], workers: int) -> bool:
-    """Whether no readable image has colour; ends at the first that has."""
+def _any_colour(paths: Sequence[Path | None], size: int, workers: int) -> bool:
+    """Whether an image that can be decoded has colour; ends at the first that has."""
 
-    def grey(path: Path | None) -> bool:
+    def coloured(path: Path | None) -> bool:
         try:
-            return path is None or read_header(path).grey
-        except DataError:
-            return True
+            return path is not None and has_colour(path, size)
+        except UnreadableError:
+            return False
 
+    few = 2 * workers  # of a set in colour hardly more than one image is decoded for this
     with ThreadPoolExecutor(workers) as pool:
-        return all(all(pool.map(grey, paths[start : start + 256])) for start in range(0, len(paths), 256))
+        return any(pool.map(coloured, paths[:few])) or any(
+            any(pool.map(coloured, paths[start : start + 256])) for start in range(few, len(paths), 256)
+        )
 
 
 def _drawn_rows(dataset: Dataset, size: int, workers: int) -> Rows:
