@@ -82,7 +82,7 @@ def make_split(
     dataset: Dataset,
     labels: str | int | Budget | None = None,
     *,
-    by: Literal["image", "group"] = "image",
+    by: Literal["image", "group"] | None = None,
     seed: int = 0,
     test: str | int | Budget | None = None,
     val: str | int | Budget | None = None,
@@ -95,8 +95,15 @@ def make_split(
     images for `test` and `val`, and of the labeled training images, or their groups, for `labels`.
 
     With `by="group"` no group is in two of training, validation and test, and those that stay labeled are whole groups
-    as far as the budget allows. The same seed gives the same split; test and validation do not depend on `labels`.
+    as far as the budget allows. That is what happens without `by`, too, where groups are known and no part that the
+    source gives cuts through one. The same seed gives the same split; test and validation do not depend on `labels`.
     """
+    if by is None and _keeps_groups(dataset.records):
+        try:
+            return make_split(dataset, labels, by="group", seed=seed, test=test, val=val)
+        except DataError as error:
+            raise DataError(f"{error}; groups are kept together here, and split_by=image divides them") from None
+    by = by or "image"
     records = dataset.records
     rng = np.random.default_rng(seed)
     remarks: list[str] = []
@@ -549,10 +556,18 @@ def _examine(split: Split, dataset: Dataset) -> list[str]:
 
 
 def _crossing_groups(split: Split) -> list[str]:
-    training = {record.group for record in split.labeled + split.unlabeled}
-    remarks = []
-    for title, members in (("validation", split.val), ("test", split.test)):
-        groups = {record.group for record in members} - {None}
+    """What a split by image does to groups."""
+    training, val, test = (
+        {record.group for record in members if record.group is not None}
+        for members in (split.labeled + split.unlabeled, split.val, split.test)
+    )
+    if not (crossing := _crossing(training, val, test)):
+        return []
+    remarks = [
+        f"the split is by image, not by group: {len(crossing)} of {len(training | val | test)} groups are in more than "
+        f"one of training, validation and test"
+    ]
+    for title, groups in (("validation", val), ("test", test)):
         if shared := len(groups & training):
             remarks.append(f"{shared} of {len(groups)} {title} groups also occur in training")
     return remarks
@@ -566,12 +581,25 @@ def _groups(records: Sequence[Record], positions: Iterable[int]) -> set[str]:
     return {group for position in positions if (group := records[position].group) is not None}
 
 
+def _crossing(training: set[str], val: set[str], test: set[str]) -> set[str]:
+    """Groups that are in two of these."""
+    return training & val | training & test | val & test
+
+
+def _keeps_groups(records: Sequence[Record]) -> bool:
+    """Whether groups are known, and each is in one only of the parts that the source gives."""
+    groups: dict[str, set[str]] = {"training": set(), "val": set(), "test": set()}
+    for record in records:
+        if record.group is not None and record.part is not None:
+            groups[record.part if record.part in groups else "training"].add(record.group)
+    return any(record.group is not None for record in records) and not _crossing(*groups.values())
+
+
 def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]]) -> None:
     if all(record.group is None for record in records):
         raise DataError("a split by group needs groups, and no image has one; add a group column or split by image")
     training = _groups(records, positions["train"] + positions["labeled"])
-    val, test = _groups(records, positions["val"]), _groups(records, positions["test"])
-    crossing = sorted(training & val | training & test | val & test)
+    crossing = sorted(_crossing(training, _groups(records, positions["val"]), _groups(records, positions["test"])))
     if crossing:
         raise DataError(
             f"{len(crossing)} groups are in two of the source's own parts, {crossing[0]} for one; split by image, or "
