@@ -118,7 +118,7 @@ class Run:
     @property
     def beginning(self) -> Begun:
         """What `prepare_data` needs to go on with this run."""
-        return Begun(self._path("split.csv"), self.split, self.truth)
+        return Begun(self._path("split.csv"), self.split, self.truth, self.environment.get("data_digest"))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -196,11 +196,25 @@ class Run:
     def check_config(self, config: RunConfig) -> None:
         """A run goes on with the settings it began with, or not at all."""
         changed = differences(config, self.settings)
-        if changed:
+        if changed and not self._only_places_differ(config):
             raise RunError(
                 f"{self.folder}: begun with other settings: {'; '.join(changed)}. "
                 "Leave them as they were, or give another --out"
             )
+
+    def _only_places_differ(self, config: RunConfig) -> bool:
+        """Whether nothing but the way to the data is written differently, and it leads to the same content."""
+        theirs = self.settings
+        places = {"data": theirs.data}
+        if config.split and theirs.split and Path(config.split).name == Path(theirs.split).name:
+            places["split"] = theirs.split
+        if not self.begun or differences(config.model_copy(update=places), theirs):
+            return False
+        from csda.data.content import content_digest
+        from csda.data.prepared import load_configured
+
+        known = self.environment.get("data_digest")
+        return known is not None and known == content_digest(load_configured(config))
 
     def write_epoch(
         self, row: Mapping[str, Any], arrays: Mapping[str, Array], rows_before: Sequence[Mapping[str, Any]]

@@ -343,6 +343,7 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "processes": self.ranks.size,
             "dataset": dataset.name,
+            "data_digest": self.data.digest,
             "classes": list(dataset.classes),
             "multi_label": dataset.multi_label,
             "remarks": list(self.data.remarks),

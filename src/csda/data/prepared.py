@@ -35,11 +35,39 @@ class PreparedData:
 def prepare_data(
     config: RunConfig, reporter: Reporter, *, upper_bound: bool = False, begun: Begun | None = None
 ) -> PreparedData:
-    """Read, split and decode. A run that goes on keeps the split that it has `begun` with.
+    """Read, split and decode. A run that goes on keeps the split that it has `begun` with, and needs the same data.
 
     For the `upper_bound` the unlabeled images whose labels are known become labeled ones.
     """
-    dataset = load_dataset(
+    dataset = load_configured(config)
+    # The split is drawn over all records, so that a file which cannot be read changes nothing for the others.
+    if begun is not None:
+        split = restore_split(begun, dataset)
+    else:
+        seed = config.seed if config.split_seed is None else config.split_seed
+        split = split_dataset(dataset, split=config.split, labels=config.labels, by=config.split_by, seed=seed)
+        if upper_bound:
+            split = move_to_labeled(split, split.truth)
+    digest = content_digest(dataset)
+    if begun is not None and digest != (begun.digest or digest):
+        raise DataError(
+            f"{config.data}: images, labels or groups are not those that the run began with; restore them, or begin "
+            f"anew with another --out"
+        )
+    store = open_pixels(dataset, config.image_size, max_unreadable=config.max_unreadable, progress=reporter.pixels)
+    if begun is not None:
+        _require_all(begun, store.unreadable)
+    split = leave_out(split, store.unreadable, dataset)
+    unreadable = tuple(f"{record.path}: {reason}; left out" for record, reason in store.unreadable)
+    remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks)
+    for remark in remarks:
+        reporter.note(remark)
+    return PreparedData(dataset, store.array, split, remarks, digest)
+
+
+def load_configured(config: RunConfig) -> Dataset:
+    """What is known of the images that a configuration names."""
+    return load_dataset(
         config.data,
         config.source,
         split=config.split,
@@ -51,23 +79,6 @@ def prepare_data(
         group_column=config.group_column,
         split_column=config.split_column,
     )
-    # The split is drawn over all records, so that a file which cannot be read changes nothing for the others.
-    if begun is not None:
-        split = restore_split(begun, dataset)
-    else:
-        seed = config.seed if config.split_seed is None else config.split_seed
-        split = split_dataset(dataset, split=config.split, labels=config.labels, by=config.split_by, seed=seed)
-        if upper_bound:
-            split = move_to_labeled(split, split.truth)
-    store = open_pixels(dataset, config.image_size, max_unreadable=config.max_unreadable, progress=reporter.pixels)
-    if begun is not None:
-        _require_all(begun, store.unreadable)
-    split = leave_out(split, store.unreadable, dataset)
-    unreadable = tuple(f"{record.path}: {reason}; left out" for record, reason in store.unreadable)
-    remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks)
-    for remark in remarks:
-        reporter.note(remark)
-    return PreparedData(dataset, store.array, split, remarks, content_digest(dataset))
 
 
 def _require_all(begun: Begun, unreadable: Sequence[tuple[Record, str]]) -> None:

@@ -71,11 +71,15 @@ class SplitRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a run that goes on has begun with: its split, and the truth about unlabeled images where it is known."""
+    """What a run that goes on has begun with: its split, and the truth about unlabeled images where it is known.
+
+    `path` is that of its split.csv, and `digest` the `content_digest` of its data, which older runs do not know.
+    """
 
     path: Path
     split: Sequence[SplitRow]
     truth: Mapping[str, str]
+    digest: str | None = None
 
 
 def make_split(
