@@ -11,6 +11,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
+from platformdirs import user_cache_path
 
 from csda.data.cache import Flags, Progress, Rows, digest, folder_of, load_cached, load_in_memory, rows_done
 from csda.data.decode import UnreadableError, has_colour, read_image, unremarked
@@ -91,7 +92,7 @@ def default_cache() -> Path:
     """`$CSDA_CACHE`, or `csda` in the user's cache folder."""
     if folder := os.environ.get("CSDA_CACHE"):
         return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "csda"
+    return user_cache_path("csda", appauthor=False)
 
 
 def available_cores() -> int:
