@@ -64,7 +64,6 @@ def test_rows_belong_to_records(tmp_path: Path) -> None:
     pixels = open_pixels(dataset, 16, cache=tmp_path / "cache", progress=lambda *call: calls.append(call))
     assert pixels.array.shape == (70, 16, 16, 3)
     assert pixels.array.dtype == np.uint8
-    assert pixels.readable.all()
     assert pixels.unreadable == []
     assert pixels.remarks == ()
     assert_rows(dataset, pixels.array)
@@ -315,12 +314,11 @@ def test_a_few_unreadable_images_are_skipped(tmp_path: Path, decoded: list[str])
         pixels = open_pixels(whole, 8, cache=cache)
         assert [record.id for record, _ in pixels.unreadable] == ["000.png", "001.png"]
         assert all("cannot be decoded" in reason for _, reason in pixels.unreadable)
-        assert pixels.readable.tolist() == [False] * 2 + [True] * 198
         assert (pixels.array[:2] == 0).all()
         assert pixels.remarks == ("2 of 200 images cannot be read and are skipped",)
     assert len(decoded) == 202
     (folder / "000.png").write_bytes(content)
-    assert open_pixels(whole, 8, cache=cache).readable.sum() == 199
+    assert [record.id for record, _ in open_pixels(whole, 8, cache=cache).unreadable] == ["001.png"]
 
 
 def test_many_unreadable_images_stop_everything(tmp_path: Path) -> None:
@@ -330,7 +328,7 @@ def test_many_unreadable_images_stop_everything(tmp_path: Path) -> None:
         open_pixels(dataset, 8, cache=tmp_path / "cache")
     assert str(tmp_path / "images/003.png") in str(caught.value)
     assert "and 2 more" in str(caught.value)
-    assert open_pixels(dataset, 8, cache=tmp_path / "cache", max_unreadable=0.12).readable.sum() == 88
+    assert len(open_pixels(dataset, 8, cache=tmp_path / "cache", max_unreadable=0.12).unreadable) == 12
     with pytest.raises(DataError, match="has no images"):
         open_pixels(Dataset("none", ("a",), ()), 8, cache=tmp_path / "cache")
 
@@ -346,7 +344,7 @@ def test_missing_pydicom_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
         patch.setattr(store, "read_image", refuse)
         with pytest.raises(DataError, match="10 of 10"):
             open_pixels(dataset, 8, cache=tmp_path / "cache", max_unreadable=1.0)
-    assert open_pixels(dataset, 8, cache=tmp_path / "cache").readable.all()
+    assert open_pixels(dataset, 8, cache=tmp_path / "cache").unreadable == []
 
 
 @pytest.mark.parametrize(
@@ -381,7 +379,7 @@ def test_what_is_wrong_with_the_machine_stops(
         assert not isinstance(caught.value, UnreadableError)
         with pytest.raises(DataError, match=r"003\.png: reading stopped"):
             check(dataset)
-    assert open_pixels(dataset, 8, cache=tmp_path / "cache").readable.all()
+    assert open_pixels(dataset, 8, cache=tmp_path / "cache").unreadable == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ELOOP])
@@ -395,7 +393,7 @@ def test_what_is_wrong_with_a_file_leaves_it_out(number: int, tmp_path: Path, mo
         return opened(path)
 
     monkeypatch.setattr(decode, "_opened", fail)
-    assert open_pixels(dataset, 8, cache=tmp_path / "cache").readable.sum() == 99
+    assert [record.id for record, _ in open_pixels(dataset, 8, cache=tmp_path / "cache").unreadable] == ["003.png"]
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

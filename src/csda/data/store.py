@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-import numpy as np
 from platformdirs import user_cache_path
 
-from csda.data.cache import Flags, Progress, Rows, digest, folder_of, load_cached, load_in_memory, rows_done
+from csda.data.cache import Progress, Rows, digest, folder_of, load_cached, load_in_memory, rows_done
 from csda.data.decode import UnreadableError, has_colour, read_image, unremarked
 from csda.data.records import Dataset, Pixels, Record
 from csda.errors import DataError
@@ -38,11 +37,10 @@ _drawn: WeakValueDictionary[bytes, Pixels] = WeakValueDictionary()
 class PixelStore:
     """The pixels of a set: row r of `array` [N, H, W, C] belongs to `dataset.records[r]`.
 
-    Rows that could not be read are black, False in `readable`, and listed with the reason in `unreadable`.
+    Rows that could not be read are black, and listed with the reason in `unreadable`.
     """
 
     array: Pixels
-    readable: Flags
     unreadable: list[tuple[Record, str]]
     remarks: tuple[str, ...] = ()
 
@@ -80,12 +78,10 @@ def open_pixels(
         else:
             array, failed, remarks = load_cached(rows, cache, progress)
     unreadable = [(dataset.records[row], failed[row]) for row in sorted(failed)]
-    readable = np.ones(len(array), bool)
-    readable[list(failed)] = False
     if unreadable:
         refuse_unreadable(dataset, unreadable, max_unreadable)
         remarks = (*remarks, f"{len(unreadable)} of {len(array)} images cannot be read and are skipped")
-    return PixelStore(array, readable, unreadable, remarks)
+    return PixelStore(array, unreadable, remarks)
 
 
 def default_cache() -> Path:
@@ -161,7 +157,7 @@ def _any_colour(paths: Sequence[Path | None], size: int, workers: int) -> bool:
 def _drawn_rows(dataset: Dataset, size: int, workers: int) -> Rows:
     draw, count = dataset.draw, len(dataset.records)
     assert draw is not None
-    # A drawn set does not say what it was drawn with: a few of its images do.
+    # What the set says it is drawn with may be too little; a few of its images tell.
     sample = draw(sorted({0, count // 3, count // 2, count - 1}), size)
     drawn_with = digest(dataset.name.encode(), sample.tobytes())
     keys = [digest(drawn_with, f"{record.id} {record.label}".encode()) for record in dataset.records]
