@@ -198,3 +198,13 @@ def test_paired_interval_over_seeds() -> None:
     low, high = metrics.paired_interval(differences)
     assert 0.02 < low < differences.mean() < high < 0.06
     np.testing.assert_array_equal(metrics.paired_interval(np.array([0.1])), [0.1, 0.1])
+
+
+def test_a_decision_is_the_prediction_as_a_label() -> None:
+    probs = np.random.default_rng(0).random((40, 3))
+    probs[0], probs[1] = 0.4, 0.5
+    assert metrics.decide(probs) == metrics.predict(probs).tolist()
+    several = metrics.decide(probs, multi_label=True)
+    assert several[:2] == [(), (0, 1, 2)]
+    assert [tuple(np.flatnonzero(row)) for row in metrics.predict(probs, multi_label=True)] == several
+    assert metrics.decide(probs[:0], multi_label=True) == []

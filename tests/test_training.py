@@ -173,6 +173,57 @@ def test_other_settings_are_listed_and_stop_a_resume(tiny_images: Path, tiny_run
         csda.train(tiny_images, resume=True)
 
 
+def test_a_run_goes_on_with_its_data_however_the_way_there_is_written(
+    tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_images, tmp_path / "img")
+    out = tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(Path("img"), out, reporter=Stop())
+    assert json.loads((out / "environment.json").read_text())["data_digest"] == tiny_run.environment["data_digest"]
+    shutil.move("img", "moved")
+    for way in ("img", "./img", str(tmp_path / "img")):
+        with pytest.raises(DataError, match="there is no such folder"):
+            csda.train(way, out=out, resume=True, reporter=Reporter())
+    run = csda.train("./moved", out=out, resume=True, reporter=Reporter())
+    assert _bytes(run) == _bytes(tiny_run)
+    assert run.settings.data == "img"
+    again = csda.train(tiny_images, out=out, resume=True, reporter=Reporter())
+    assert again.finished
+
+
+def test_a_run_does_not_go_on_with_other_data(tiny_images: Path, tmp_path: Path) -> None:
+    images, other = (shutil.copytree(tiny_images, tmp_path / name) for name in ("img", "other"))
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(images, out, reporter=Stop())
+    kept = (images / "common/03.png").read_bytes()
+    for folder in (images, other):
+        shutil.copy(folder / "rare/00.png", folder / "common/03.png")
+    with pytest.raises(DataError, match="img: images, labels or groups are not those that the run began with; restore"):
+        csda.train(out=out, resume=True, reporter=Reporter())
+    with pytest.raises(RunError, match="begun with other settings: data: "):
+        csda.train(other, out=out, resume=True, reporter=Reporter())
+    (images / "common/03.png").write_bytes(kept)
+    assert csda.train(out=out, resume=True, reporter=Reporter()).finished
+    with pytest.raises(RunError, match="begun with other settings: data: "):
+        csda.train(other, out=out, resume=True, reporter=Reporter())
+
+
+def test_a_run_without_a_digest_is_known_by_its_path(tiny_images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(tiny_images, out, reporter=Stop())
+    environment = json.loads((out / "environment.json").read_text())
+    del environment["data_digest"]
+    (out / "environment.json").write_text(json.dumps(environment))
+    copied = shutil.copytree(tiny_images, tmp_path / "copied")
+    with pytest.raises(RunError, match="begun with other settings: data: "):
+        csda.train(copied, out=out, resume=True, reporter=Reporter())
+    assert csda.train(tiny_images, out=out, resume=True, reporter=Reporter()).finished
+
+
 def test_a_resumed_run_needs_no_settings_and_knows_its_epochs(tiny_images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):

@@ -97,6 +97,7 @@ def predict(
     """Classify images with the model of a run: a CSV with a row for each image and a column for each class."""
     from csda.data.splits import label_text
     from csda.data.tree import scan_images
+    from csda.metrics import decide
     from csda.predict import load
     from csda.runs import write_csv
 
@@ -110,9 +111,8 @@ def predict(
         raise DataError(f"{', '.join(map(str, images))}: no images there; name image files, or folders that hold some")
     probs = predictor.predict(paths)
     header, rows = ("image", "predicted", *predictor.classes), []
-    for path, row in zip(paths, probs, strict=True):
-        present = tuple((row >= 0.5).nonzero()[0].tolist()) if predictor.multi_label else int(row.argmax())
-        rows.append([str(path), label_text(present, predictor.classes), *(f"{value:.4f}" for value in row)])
+    for path, row, label in zip(paths, probs, decide(probs, predictor.multi_label), strict=True):
+        rows.append([str(path), label_text(label, predictor.classes), *(f"{value:.4f}" for value in row)])
     if out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
     else:

@@ -40,7 +40,9 @@ class RunConfig(Settings):
     label_column: str = Field("label", description="of a CSV with labels")
     group_column: str = Field("group", description="of a CSV with labels")
     split_column: str = Field("split", description="of a CSV with labels")
-    split_by: Literal["image", "group"] = Field("image", description="what never crosses parts")
+    split_by: Literal["image", "group"] | None = Field(
+        None, description="what never crosses parts; groups where they are known when not given"
+    )
     split_seed: int | None = Field(None, ge=0, lt=2**31, description="of the split; the run's seed when not given")
     labels: Annotated[str | None, BeforeValidator(_as_text)] = Field(
         None, description="labels to keep: 300, 10%, 20/class or 10% of groups; all when not given"

@@ -89,14 +89,15 @@ class Evaluator:
 
         `rows` are the figures of all epochs.
         """
-        predictions = [
-            [record.id, part, label_text(record.label, self.classes), self._decision(probs), *_digits(probs)]
-            for part, records in (("val", self.split.val), ("test", self.split.test))
-            for record, probs in zip(records, arrays[f"{part}_probs"], strict=True)
-        ]
+        predictions = []
+        for part, records in (("val", self.split.val), ("test", self.split.test)):
+            probs = arrays[f"{part}_probs"]
+            for record, decision, row in zip(records, self._decide(probs), probs, strict=True):
+                predictions.append([record.id, part, label_text(record.label, self.classes), decision, *_digits(row)])
+        decisions = self._decide(unlabeled_probs)
         pseudo_labels = [
-            [record.id, self._decision(probs), *_digits(probs[[probs.argmax()]]), *_digits(probs)]
-            for record, probs in zip(self.split.unlabeled, unlabeled_probs, strict=True)
+            [record.id, decision, *_digits(row[[row.argmax()]]), *_digits(row)]
+            for record, decision, row in zip(self.split.unlabeled, decisions, unlabeled_probs, strict=True)
         ]
         test_probs = arrays["test_probs"]
         corrected = test_probs if self.prior_correction else self._corrected(test_probs)
@@ -113,9 +114,8 @@ class Evaluator:
     def _corrected(self, probs: Floats) -> metrics.Floats:
         return metrics.prior_corrected(probs, self.frequencies, multi_label=self.multi_label)
 
-    def _decision(self, probs: Floats) -> str:
-        label = tuple(np.flatnonzero(probs >= 0.5).tolist()) if self.multi_label else int(probs.argmax())
-        return label_text(label, self.classes)
+    def _decide(self, probs: Floats) -> list[str]:
+        return [label_text(label, self.classes) for label in metrics.decide(probs, self.multi_label)]
 
 
 def predict_pool(model: TwoStream, pool: ImagePool, batch_size: int, *, multi_label: bool) -> Floats:

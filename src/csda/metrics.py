@@ -23,6 +23,17 @@ def predict(probs: Array, multi_label: bool = False) -> npt.NDArray[np.intp]:
     return (probs >= 0.5).astype(np.intp) if multi_label else probs.argmax(axis=-1)
 
 
+def decide(probs: Array, multi_label: bool = False) -> list[int | tuple[int, ...]]:
+    """What `predict` says of each image as a label: its class, or in a multi-label set the labels that are present.
+
+    >>> probs = np.array([[0.2, 0.8], [0.6, 0.5]])
+    >>> decide(probs), decide(probs, multi_label=True)
+    ([1, 0], [(1,), (0, 1)])
+    """
+    predicted = predict(probs, multi_label)
+    return [tuple(np.flatnonzero(row).tolist()) if multi_label else int(row) for row in predicted]
+
+
 @overload
 def roc_auc(scores: Array, positive: Array) -> float: ...
 @overload

@@ -22,13 +22,13 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,25 +36,16 @@ import numpy.typing as npt
 import csda
 from csda.config import RunConfig, differences, format_config, read_config
 from csda.data.records import encode_labels
-from csda.data.splits import Begun, parse_label
-from csda.errors import RunError, explained
+from csda.data.splits import Begun, SplitRow, parse_label, read_rows, read_truth
+from csda.errors import DataError, RunError, explained
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Array = npt.NDArray[Any]
+Content = TypeVar("Content")
 
 _CHECKPOINT_FORMAT = "csda-checkpoint-2"
-
-
-@dataclass(frozen=True, slots=True)
-class SplitRow:
-    """A line of split.csv; `label` is text, empty for unlabeled images."""
-
-    id: str
-    split: str
-    label: str
-    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +114,16 @@ class Run:
 
     @cached_property
     def split(self) -> list[SplitRow]:
-        return [SplitRow(*cells) for cells in self._lines("split.csv", 4)]
+        return [row for _, row in self._read(read_rows, "split.csv")]
 
     @cached_property
     def truth(self) -> dict[str, str]:
-        lines = self._lines("truth.csv", 2) if self._path("truth.csv").is_file() else ()
-        return {cells[0]: cells[1] for cells in lines}
+        return self._read(read_truth, "truth.csv") if self._path("truth.csv").is_file() else {}
 
     @property
     def beginning(self) -> Begun:
         """What `prepare_data` needs to go on with this run."""
-        truth = self._path("truth.csv")
-        return Begun(self._path("split.csv"), truth if truth.is_file() else None)
+        return Begun(self._path("split.csv"), self.split, self.truth, self.environment.get("data_digest"))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -188,9 +177,7 @@ class Run:
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "config.toml", format_config(config))
-        write_csv(
-            folder / "split.csv", ("id", "split", "label", "group"), ((r.id, r.split, r.label, r.group) for r in split)
-        )
+        write_csv(folder / "split.csv", SplitRow._fields, split)
         if truth:
             write_csv(folder / "truth.csv", ("id", "label"), truth.items())
         write_whole(folder / "environment.json", json.dumps(environment, indent=1, ensure_ascii=False) + "\n")
@@ -199,11 +186,25 @@ class Run:
     def check_config(self, config: RunConfig) -> None:
         """A run goes on with the settings it began with, or not at all."""
         changed = differences(config, self.settings)
-        if changed:
+        if changed and not self._only_places_differ(config):
             raise RunError(
                 f"{self.folder}: begun with other settings: {'; '.join(changed)}. "
                 "Leave them as they were, or give another --out"
             )
+
+    def _only_places_differ(self, config: RunConfig) -> bool:
+        """Whether nothing but the way to the data is written differently, and it leads to the same content."""
+        theirs = self.settings
+        places = {"data": theirs.data}
+        if config.split and theirs.split and Path(config.split).name == Path(theirs.split).name:
+            places["split"] = theirs.split
+        if not self.begun or differences(config.model_copy(update=places), theirs):
+            return False
+        from csda.data.content import content_digest
+        from csda.data.prepared import load_configured
+
+        known = self.environment.get("data_digest")
+        return known is not None and known == content_digest(load_configured(config))
 
     def write_epoch(
         self, row: Mapping[str, Any], arrays: Mapping[str, Array], rows_before: Sequence[Mapping[str, Any]]
@@ -296,6 +297,16 @@ class Run:
         except ValueError as error:
             raise RunError(f"{path}: not JSON ({error}); restore it or run the training anew") from None
         return content
+
+    def _read(self, reader: Callable[[Path], Content], name: str) -> Content:
+        """What a reader of csda.data gives of a file of the run."""
+        path = self._path(name)
+        if not path.is_file():
+            raise RunError(f"{path}: missing; {self._way_out()}")
+        try:
+            return reader(path)
+        except DataError as error:
+            raise RunError(f"{error}; restore the file") from None
 
     def _lines(self, name: str, columns: int) -> Iterator[list[str]]:
         """The cells of each line of a CSV below its header."""

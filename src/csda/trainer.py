@@ -43,7 +43,7 @@ from csda.methods.base import StepOutput, Task
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.progress import format_duration
-from csda.runs import Run, SplitRow, describe_environment
+from csda.runs import Run, describe_environment
 
 _INITIAL_WEIGHTS = threading.Lock()
 """Layers draw their first weights from torch's own generator, which all threads share."""
@@ -218,7 +218,7 @@ class Trainer:
 
     def create_run(self, folder: Path) -> Run:
         dataset, split = self.data.dataset, self.data.split
-        rows = (SplitRow(*line) for line in list_split(split, dataset.classes))
+        rows = list_split(split, dataset.classes)
         truth = {image: label_text(label, dataset.classes) for image, label in split.truth.items()}
         return Run.create(folder, self.config, self._environment(), rows, truth)
 

@@ -57,6 +57,14 @@ def test_grey(tmp_path: Path) -> None:
     assert fact(check(load_dataset(tmp_path)), "Colour") == "all grey"
 
 
+def test_grey_stored_in_colour(tmp_path: Path) -> None:
+    for folder in (make_class(tmp_path, "a", 5, grey=True), make_class(tmp_path, "b", 5)):
+        for path in folder.iterdir():
+            with Image.open(path) as image:
+                image.convert("RGB").save(path)
+    assert fact(check(load_dataset(tmp_path)), "Colour") == "5 in colour, 5 grey"
+
+
 def test_duplicates_by_content(images: Path) -> None:
     shutil.copy(images / "ill/02.png", images / "healthy/again.png")
     shutil.copy(images / "ill/03.png", images / "ill/again.png")
@@ -105,7 +113,10 @@ def test_groups_that_cross(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("image,label,group\n" + rows)
     report = check(load_dataset(tmp_path))
     assert fact(report, "Groups") == "3, of up to 10 images"
-    assert "3 of 3 test groups also occur in training" in report.remarks
+    assert not any("groups also occur in training" in remark for remark in report.remarks)
+    parts = "".join(f"{row},{('train', 'train', 'val', 'test')[n // 8]}\n" for n, row in enumerate(rows.splitlines()))
+    (tmp_path / "labels.csv").write_text("image,label,group,split\n" + parts)
+    assert "3 of 3 test groups also occur in training" in check(load_dataset(tmp_path)).remarks
 
 
 def test_drawn_set() -> None:

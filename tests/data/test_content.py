@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from csda.data import content, load_dataset, synthetic
 from csda.data.content import content_digest
 from csda.data.records import Dataset
+from csda.errors import DataError
 
 NAMES = [f"{kind}/{number}.png" for kind in ("cat", "dog") for number in range(4)]
 
@@ -73,13 +75,13 @@ def test_groups_and_labels_count_and_the_order_does_not(images: Path) -> None:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
     """The files that were read to be hashed."""
     paths: list[Path | None] = []
-    hash_file = content._hash_file
+    read = content.hash_file
 
     def spy(path: Path | None) -> bytes:
         paths.append(path)
-        return hash_file(path)
+        return read(path)
 
-    monkeypatch.setattr(content, "_hash_file", spy)
+    monkeypatch.setattr(content, "hash_file", spy)
     return paths
 
 
@@ -120,6 +122,22 @@ def test_a_missing_file_counts_as_missing(images: Path) -> None:
     assert content_digest(dataset) != whole
     (images / "cat/0.png").write_bytes(kept)
     assert content_digest(dataset) == whole
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EIO, "failed")])
+def test_a_failing_disk_is_no_missing_file(images: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = load_dataset(images)
+
+    read_bytes = Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        if path.suffix == ".png":
+            raise error
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(DataError, match=r"\d\.png: reading stopped"):
+        content_digest(dataset)
 
 
 def test_a_drawn_set_is_known_by_what_it_is_drawn_with() -> None:

@@ -125,7 +125,10 @@ def test_made_lists(ham: Path) -> None:
     assert sizes(ham, ham / "lists", 40) == {"labeled": 40, "unlabeled": 188, "val": 14, "test": 35}
     dataset = load_dataset(ham, split=ham / "lists", labels=20)
     assert dataset.remarks == ("3 images are in no list and are left out",)
-    assert split_dataset(dataset).remarks == ("7 of 21 test groups also occur in training",)
+    assert split_dataset(dataset).remarks == (
+        "the split is by image, not by group: 7 of 140 groups are in more than one of training, validation and test",
+        "7 of 21 test groups also occur in training",
+    )
 
 
 def test_made_lists_with_another_number_of_labels(ham: Path) -> None:

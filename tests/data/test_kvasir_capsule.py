@@ -61,12 +61,13 @@ def test_made_set_by_image_and_by_video(kvasir: Path) -> None:
     assert dataset.classes == CLASSES
     assert dataset.records[0].id == "Ampulla of vater/video0_0.jpg"
     assert {record.group for record in dataset.records} == {f"video{v}" for v in range(5)}
-    split = split_dataset(dataset)
+    split = split_dataset(dataset, by="image")
     assert [len(records) for _, records in split.parts()] == [98, 0, 14, 28]
-    assert split.remarks[1] == "5 of 5 test groups also occur in training"
+    assert split.remarks[2] == "5 of 5 test groups also occur in training"
     by_video = split_dataset(dataset, by="group")
     assert [len(records) for _, records in by_video.parts()] == [84, 0, 28, 28]
     assert by_video.remarks == ()
+    assert split_dataset(dataset) == by_video
 
 
 def test_made_lists(kvasir: Path) -> None:
@@ -79,7 +80,7 @@ def test_made_lists(kvasir: Path) -> None:
         "test": 66,
         "train": 44,
     }
-    assert dataset.remarks == ("30 frames are in no list and are left out",)
+    assert dataset.remarks == ("30 images are in no list and are left out",)
     with pytest.raises(DataError, match="expected two lists"):
         load_dataset(kvasir, split=folds[:1])
 

@@ -17,7 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csda.data.records import Dataset, Label, Record, Split
-from csda.data.splits import Budget, label_text, list_split, make_split, move_to_labeled, read_split, read_truth
+from csda.data.splits import (
+    Begun,
+    Budget,
+    label_text,
+    list_split,
+    make_split,
+    move_to_labeled,
+    read_rows,
+    read_split,
+    read_truth,
+    restore_split,
+)
 from csda.errors import ConfigError, DataError
 from csda.runs import write_csv
 
@@ -229,7 +240,10 @@ def test_crossing_groups_are_counted() -> None:
         [("p1", "train"), ("p2", "train"), ("p3", "val"), ("p3", "val"), ("p1", "test"), ("p4", "test"), ("p4", "test")]
     )]  # fmt: skip
     dataset = Dataset("made", ("a", "b"), tuple(records))
-    assert make_split(dataset).remarks == ("1 of 2 test groups also occur in training",)
+    assert make_split(dataset).remarks == (
+        "the split is by image, not by group: 1 of 4 groups are in more than one of training, validation and test",
+        "1 of 2 test groups also occur in training",
+    )
     with pytest.raises(DataError, match="1 groups are in two of the source's own parts, p1 for one"):
         make_split(dataset, by="group")
 
@@ -289,11 +303,51 @@ def test_a_share_of_the_groups_is_labeled_whole(several: bool) -> None:
 def test_a_share_of_the_groups_that_cannot_be_labeled_is_refused() -> None:
     dataset = single([60, 30, 3], groups=1000)
     with pytest.raises(ConfigError, match="split_by=group"):
-        make_split(dataset, "10% of groups")
+        make_split(dataset, "10% of groups", by="image")
     with pytest.raises(DataError, match="cannot cover every class"):
         make_split(dataset, "2% of groups", by="group")
     with pytest.raises(ConfigError, match="not held out"):
         make_split(dataset, by="group", test="10% of groups")
+
+
+def groups_of(split: Split) -> list[set[str | None]]:
+    return [
+        {record.group for record in members} for members in (split.labeled + split.unlabeled, split.val, split.test)
+    ]
+
+
+def test_groups_stay_together_unless_images_are_asked_for() -> None:
+    dataset = single([60, 60], groups=30)
+    split = make_split(dataset, 20)
+    assert split == make_split(dataset, 20, by="group")
+    training, val, test = groups_of(split)
+    assert not training & val | training & test | val & test
+    by_image = make_split(dataset, 20, by="image")
+    training, val, test = groups_of(by_image)
+    crossing = training & val | training & test | val & test
+    assert by_image.remarks[0].startswith(f"the split is by image, not by group: {len(crossing)} of 30 groups are in")
+    without = replace(dataset, records=tuple(replace(record, group=None) for record in dataset.records))
+    assert make_split(without, 20) == make_split(without, 20, by="image")
+    assert make_split(without, 20).remarks == ()
+
+
+@pytest.mark.parametrize("crossing", ["train", "labeled", "unlabeled", "val"])
+def test_parts_of_the_source_that_cut_through_groups_are_kept_and_announced(crossing: str) -> None:
+    parts = ["train"] * 4 + ["labeled"] * 4 + ["unlabeled"] * 4 + ["val"] * 4 + ["test"] * 4
+    records = [Record(str(i), None, i % 2, f"{part} {i}", part) for i, part in enumerate(parts)]  # type: ignore[arg-type]
+    dataset = Dataset("made", ("a", "b"), tuple(records))
+    assert make_split(dataset) == make_split(dataset, by="group")
+    records[-1] = replace(records[-1], group=records[parts.index(crossing)].group)
+    split = make_split(replace(dataset, records=tuple(records)))
+    assert sizes(split) == {"labeled": 8, "unlabeled": 4, "val": 4, "test": 4}
+    assert split.remarks[0].startswith("the split is by image, not by group: 1 of 19 groups")
+
+
+def test_groups_that_cannot_be_divided_name_the_way_out() -> None:
+    dataset = single([20, 20], groups=1)
+    with pytest.raises(DataError, match="groups are kept together here, and split_by=image divides them"):
+        make_split(dataset)
+    assert sizes(make_split(dataset, by="image")) == {"labeled": 28, "unlabeled": 0, "val": 4, "test": 8}
 
 
 def test_group_split_needs_groups() -> None:
@@ -328,7 +382,7 @@ def test_label_on_three_images_is_in_three_parts() -> None:
 def test_label_on_one_image_is_labeled_and_missed_aloud() -> None:
     dataset = multi(100, [0.3, 0.3])
     records = (replace(dataset.records[0], label=(0, 2)), *dataset.records[1:])
-    split = make_split(replace(dataset, records=records, classes=("a", "b", "c")), "20%")
+    split = make_split(replace(dataset, records=records, classes=("a", "b", "c")), "20%", by="image")
     assert counts(split.labeled)[2] == 1
     assert split.remarks[:2] == ("the validation part has no image of c", "the test part has no image of c")
 
@@ -357,16 +411,20 @@ def test_split_and_truth_come_back(ids: list[str], several: bool, seed: int) -> 
         replace(r, id=name, group=f" {r.group}".strip()) for r, name in zip(dataset.records, ids, strict=True)
     )
     dataset = replace(dataset, classes=classes, records=records)
-    split = make_split(dataset, 6, seed=seed)
+    split = make_split(dataset, 6, by="image", seed=seed)
     with TemporaryDirectory() as folder:
         write_csv(Path(folder) / "split.csv", COLUMNS, list_split(split, classes))
         truth = [(image, label_text(label, classes)) for image, label in split.truth.items()]
         write_csv(Path(folder) / "truth.csv", ("id", "label"), truth)
         assert read_split(Path(folder) / "split.csv", dataset) == split
-        assert read_truth(Path(folder) / "truth.csv", classes, several) == split.truth
+        assert read_truth(Path(folder) / "truth.csv") == dict(truth)
+        rows = [row for _, row in read_rows(Path(folder) / "split.csv")]
+        assert rows == list(list_split(split, classes))
+        blind = replace(dataset, records=tuple(replace(record, label=None) for record in records))
+        assert restore_split(Begun(Path(folder) / "split.csv", rows, dict(truth)), blind) == split
         with (Path(folder) / "split.csv").open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    assert all((row["label"] == "") == (row["split"] == "unlabeled") for row in rows)
+            lines = list(csv.DictReader(file))
+    assert all((line["label"] == "") == (line["split"] == "unlabeled") for line in lines)
 
 
 def test_upper_bound_comes_back_in_its_own_order(tmp_path: Path) -> None:
@@ -436,6 +494,6 @@ def test_any_bytes_are_a_split_or_a_data_error(raw: bytes) -> None:
         path.write_bytes(raw)
         for outcome in (
             attempt(lambda: read_split(path, single([3, 3]))),
-            attempt(lambda: read_truth(path, ("a", "b"))),
+            attempt(lambda: read_truth(path)),
         ):
             assert not isinstance(outcome, DataError) or "split" in str(outcome)

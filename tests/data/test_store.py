@@ -17,8 +17,9 @@ import pytest
 from PIL import Image
 
 from csda.data import cache as cache_module
-from csda.data import store, synthetic
-from csda.data.decode import read_image
+from csda.data import decode, store, synthetic
+from csda.data.check import check
+from csda.data.decode import UnreadableError, read_image
 from csda.data.records import Dataset, Pixels, Record
 from csda.data.store import open_pixels
 from csda.errors import DataError
@@ -63,7 +64,6 @@ def test_rows_belong_to_records(tmp_path: Path) -> None:
     pixels = open_pixels(dataset, 16, cache=tmp_path / "cache", progress=lambda *call: calls.append(call))
     assert pixels.array.shape == (70, 16, 16, 3)
     assert pixels.array.dtype == np.uint8
-    assert pixels.readable.all()
     assert pixels.unreadable == []
     assert pixels.remarks == ()
     assert_rows(dataset, pixels.array)
@@ -126,10 +126,87 @@ def test_channels_follow_the_files(tmp_path: Path, decoded: list[str]) -> None:
     assert open_pixels(grey, 16, cache=cache).array.shape[-1] == 1
     assert open_pixels(grey, 16, cache=cache).array.shape[-1] == 1
     assert len(decoded) == 24
-    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "images/colour.png")
+    Image.fromarray(np.full((9, 9, 3), (200, 90, 90), np.uint8)).save(tmp_path / "images/colour.png")
     mixed = list_images(tmp_path / "images")
     assert open_pixels(mixed, 16, cache=cache, channels=1).array.shape[-1] == 1
     assert open_pixels(mixed, 16, cache=cache).array.shape[-1] == 3
+
+
+def save_as_colour(folder: Path, count: int, suffix: str) -> Dataset:
+    """Grey images in files of three channels."""
+    folder.mkdir()
+    for number in range(count):
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 24, 1), np.uint8).repeat(3, axis=-1)
+        Image.fromarray(pixels).save(folder / f"{number:03d}.{suffix}")
+    return list_images(folder)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_grey_images_stored_in_colour_are_grey(tmp_path: Path, suffix: str, decoded: list[str]) -> None:
+    cache = tmp_path / "cache"
+    grey = save_as_colour(tmp_path / "images", 40, suffix)
+    first = open_pixels(grey, 16, cache=cache)
+    assert first.array.shape[-1] == 1
+    assert_rows(grey, first.array)
+    decoded.clear()
+    assert open_pixels(grey, 16, cache=cache).array.shape[-1] == 1
+    assert decoded == []
+    Image.fromarray(np.full((9, 9, 3), (100, 100, 90), np.uint8)).save(tmp_path / "images/tinted.png")
+    assert open_pixels(list_images(tmp_path / "images"), 16, cache=cache).array.shape[-1] == 3
+
+
+def test_the_first_image_in_colour_decides(tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a set in colour nor one of grey files is decoded twice."""
+    looked_at: list[str] = []
+    read = decode.read_image
+
+    def spy(path: Path, size: int, channels: int) -> Pixels:
+        looked_at.append(path.name)
+        return read(path, size, channels)
+
+    monkeypatch.setattr(decode, "read_image", spy)
+    open_pixels(make_images(tmp_path / "colour", 60), 16, cache=tmp_path / "cache", workers=2)
+    assert 1 <= len(looked_at) <= 4
+    looked_at.clear()
+    open_pixels(make_images(tmp_path / "grey", 60, grey=True), 16, cache=tmp_path / "cache", workers=2)
+    assert looked_at == []
+    assert len(decoded) == 120
+
+
+def test_a_failed_first_read_does_not_make_a_set_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make_images(tmp_path / "images", 40)
+
+    def refuse(path: Path) -> object:
+        raise PermissionError(errno.EACCES, "not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "_opened", refuse)
+        with pytest.raises(DataError, match="40 of 40 images"):
+            open_pixels(dataset, 16, cache=tmp_path / "cache")
+    pixels = open_pixels(dataset, 16, cache=tmp_path / "cache")
+    assert pixels.array.shape[-1] == 3
+    assert_rows(dataset, pixels.array)
+
+
+def test_the_image_that_was_missing_may_be_the_one_in_colour(tmp_path: Path, decoded: list[str]) -> None:
+    folder, cache = tmp_path / "images", tmp_path / "cache"
+    make_images(folder, 100, grey=True)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (9, 9, 3), np.uint8)).save(folder / "050.png")
+    dataset = list_images(folder)
+    opened = decode._opened
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse_one(path: Path) -> object:
+            if path.name == "050.png":
+                raise PermissionError(errno.EACCES, "not now")
+            return opened(path)
+
+        patch.setattr(decode, "_opened", refuse_one)
+        assert open_pixels(dataset, 16, cache=cache).array.shape[-1] == 1
+        decoded.clear()
+        assert open_pixels(dataset, 16, cache=cache).array.shape[-1] == 1
+        assert decoded == ["050.png"]
+    assert open_pixels(dataset, 16, cache=cache).array.shape[-1] == 3
 
 
 def test_interrupted_it_goes_on(tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +228,7 @@ WORKER = """
 import sys, time
 from pathlib import Path
 from csda.data import cache, store
-from csda.data.decode import read_image
+from csda.data.decode import UnreadableError, read_image
 from csda.data.records import Dataset, Record
 
 def slow(path, size, channels):
@@ -237,12 +314,11 @@ def test_a_few_unreadable_images_are_skipped(tmp_path: Path, decoded: list[str])
         pixels = open_pixels(whole, 8, cache=cache)
         assert [record.id for record, _ in pixels.unreadable] == ["000.png", "001.png"]
         assert all("cannot be decoded" in reason for _, reason in pixels.unreadable)
-        assert pixels.readable.tolist() == [False] * 2 + [True] * 198
         assert (pixels.array[:2] == 0).all()
         assert pixels.remarks == ("2 of 200 images cannot be read and are skipped",)
     assert len(decoded) == 202
     (folder / "000.png").write_bytes(content)
-    assert open_pixels(whole, 8, cache=cache).readable.sum() == 199
+    assert [record.id for record, _ in open_pixels(whole, 8, cache=cache).unreadable] == ["001.png"]
 
 
 def test_many_unreadable_images_stop_everything(tmp_path: Path) -> None:
@@ -252,7 +328,7 @@ def test_many_unreadable_images_stop_everything(tmp_path: Path) -> None:
         open_pixels(dataset, 8, cache=tmp_path / "cache")
     assert str(tmp_path / "images/003.png") in str(caught.value)
     assert "and 2 more" in str(caught.value)
-    assert open_pixels(dataset, 8, cache=tmp_path / "cache", max_unreadable=0.12).readable.sum() == 88
+    assert len(open_pixels(dataset, 8, cache=tmp_path / "cache", max_unreadable=0.12).unreadable) == 12
     with pytest.raises(DataError, match="has no images"):
         open_pixels(Dataset("none", ("a",), ()), 8, cache=tmp_path / "cache")
 
@@ -262,13 +338,62 @@ def test_missing_pydicom_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
     dataset = make_images(tmp_path / "images", 10)
 
     def refuse(path: Path, size: int, channels: int) -> Pixels:
-        raise DataError(f"{path}: needs pydicom")
+        raise UnreadableError(path, "needs pydicom")
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "read_image", refuse)
         with pytest.raises(DataError, match="10 of 10"):
             open_pixels(dataset, 8, cache=tmp_path / "cache", max_unreadable=1.0)
-    assert open_pixels(dataset, 8, cache=tmp_path / "cache").readable.all()
+    assert open_pixels(dataset, 8, cache=tmp_path / "cache").unreadable == []
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "out of memory"),
+        (OSError("out of memory error when reading image file"), "out of memory"),
+        *(
+            (OSError(number, os.strerror(number)), os.strerror(number))
+            for number in (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT)
+        ),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), os.strerror(errno.ENOSPC)),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_the_machine_stops(
+    error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One image of a hundred might be left out, but here it is not the image that is bad."""
+    dataset = make_images(tmp_path / "images", 100)
+    opened = decode._opened
+
+    def fail(path: Path) -> object:
+        if path.name == "003.png":
+            raise error
+        return opened(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "_opened", fail)
+        with pytest.raises(DataError, match=rf"003\.png: reading stopped \({reason}") as caught:
+            open_pixels(dataset, 8, cache=tmp_path / "cache")
+        assert not isinstance(caught.value, UnreadableError)
+        with pytest.raises(DataError, match=r"003\.png: reading stopped"):
+            check(dataset)
+    assert open_pixels(dataset, 8, cache=tmp_path / "cache").unreadable == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ELOOP])
+def test_what_is_wrong_with_a_file_leaves_it_out(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make_images(tmp_path / "images", 100)
+    opened = decode._opened
+
+    def fail(path: Path) -> object:
+        if path.name == "003.png":
+            raise OSError(number, os.strerror(number))
+        return opened(path)
+
+    monkeypatch.setattr(decode, "_opened", fail)
+    assert [record.id for record, _ in open_pixels(dataset, 8, cache=tmp_path / "cache").unreadable] == ["003.png"]
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,5 +36,5 @@ def test_another_data_set_has_its_own_counts(tmp_path: Path) -> None:
     assert experiment.labels[0] == "5% of groups"
     stem, variant = choose_variant(name, experiment, str(tmp_path))
     assert (stem, variant.labels) == ("table6_chexpert", ["100", "200", "300", "400", "500"])
-    assert variant.splits == {"glm": {"split": "splits_latent_mixing"}}
+    assert variant.splits == {"glm": {"split": "splits_latent_mixing", "split_by": "image"}}
     assert choose_variant(name, experiment, str(tmp_path / "none")) == (name, experiment)

@@ -71,7 +71,7 @@ def split_dataset(
     *,
     split: str | Path | Sequence[str | Path] | None = None,
     labels: str | int | None = None,
-    by: Literal["image", "group"] = "image",
+    by: Literal["image", "group"] | None = None,
     seed: int = 0,
 ) -> Split:
     """Divides the set: as a split CSV says, where `split` is one, otherwise by its lists and by drawing."""

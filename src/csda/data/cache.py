@@ -75,6 +75,15 @@ def folder_of(cache: Path, settings: str, keys: Sequence[bytes], shape: tuple[in
     return cache / "pixels" / f"{shape[0]}x{shape[2]}" / digest(settings.encode(), *keys).hex()
 
 
+def rows_done(folder: Path, count: int) -> Flags:
+    """Which of `count` rows the folder holds; none where there is no such folder, or a damaged one."""
+    try:
+        done = np.fromfile(folder / "done", np.bool_)
+    except OSError:
+        done = np.zeros(0, bool)
+    return done if len(done) == count else np.zeros(count, bool)
+
+
 def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Pixels, dict[int, str], tuple[str, ...]]:
     """Pixels [N, H, W, C], the reasons for rows that have none, and remarks.
 
@@ -250,8 +259,7 @@ def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
 def _open_whole(folder: Path, rows: Rows) -> Pixels | None:
     """The pixels where every row is done; also from a cache that may only be read."""
     try:
-        done = np.fromfile(folder / "done", np.bool_)
-        if len(done) != len(rows.keys) or not done.all():
+        if not rows_done(folder, len(rows.keys)).all():
             return None
         array: Pixels = np.memmap(folder / "pixels", np.uint8, "r", shape=(len(rows.keys), *rows.shape))
     except (OSError, ValueError):  # there is none yet, or somebody damaged it

@@ -6,8 +6,7 @@ import base64
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -16,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from csda.data import SOURCES, load_dataset
-from csda.data.cache import Progress
+from csda.data.cache import Progress, digest
+from csda.data.content import hash_file
 from csda.data.csv_files import NONE_PRESENT
-from csda.data.decode import Header, read_header, read_image, unremarked
+from csda.data.decode import Header, UnreadableError, is_grey, read_header, read_image, unremarked
 from csda.data.records import Dataset, Record, Split
-from csda.data.splits import make_split
+from csda.data.splits import leave_out, make_split
 from csda.data.store import available_cores, refuse_unreadable
 from csda.errors import DataError
 
@@ -100,12 +100,11 @@ def run_check(path: str | Path, source: str | None = None, html: Path | None = N
 def check(dataset: Dataset, *, max_unreadable: float = 0.01, progress: Progress | None = None) -> Report:
     """Read every image of the set and divide it as a training would; nothing is written."""
     findings = list(_inspect(dataset, progress or (lambda done, total: None)))
-    unreadable, readable, same, headers = [], [], defaultdict(list), []
+    unreadable, same, headers = [], defaultdict(list), []
     for record, found in zip(dataset.records, findings, strict=True):
         if isinstance(found, str):
             unreadable.append((record, found))
         else:
-            readable.append(record)
             headers.append(found[0])
             same[found[1]].append(record)
     duplicates = tuple(tuple(records) for records in same.values() if len(records) > 1)
@@ -117,7 +116,7 @@ def check(dataset: Dataset, *, max_unreadable: float = 0.01, progress: Progress 
     except DataError as error:
         problems.append(str(error).partition(":\n")[0])  # the files are listed anyway
     try:
-        split = make_split(replace(dataset, records=tuple(readable)))
+        split = leave_out(make_split(dataset), unreadable, dataset)
     except DataError as error:
         problems.append(str(error))
     if split is not None:
@@ -137,7 +136,7 @@ def _inspect(dataset: Dataset, progress: Progress) -> Iterator[Finding]:
             part = range(start, min(start + 256, len(dataset.records)))
             if dataset.draw is not None:
                 for image in dataset.draw(part, EXAMPLE_SIZE):
-                    yield Header("drawn", EXAMPLE_SIZE, EXAMPLE_SIZE, image.shape[2] == 1), _digest(image.tobytes())
+                    yield Header("drawn", EXAMPLE_SIZE, EXAMPLE_SIZE, image.shape[2] == 1), digest(image.tobytes())
             else:
                 yield from pool.map(_inspect_file, [dataset.records[row].path for row in part])
             progress(part.stop, len(dataset.records))
@@ -148,14 +147,10 @@ def _inspect_file(path: Path | None) -> Finding:
         return "has no file"
     try:
         header = read_header(path)
-        read_image(path, EXAMPLE_SIZE, 1)
-        return header, _digest(path.read_bytes())
-    except DataError as error:
-        return str(error).removeprefix(f"{path}: ")
-
-
-def _digest(content: bytes) -> bytes:
-    return blake2b(content, digest_size=16).digest()
+        grey = is_grey(read_image(path, EXAMPLE_SIZE, 1 if header.grey else 3))
+        return header._replace(grey=grey), hash_file(path)
+    except UnreadableError as error:
+        return error.reason
 
 
 def _count(dataset: Dataset) -> tuple[Count, ...]:

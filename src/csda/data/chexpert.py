@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from csda.data.csv_files import read_flags, read_table
+from csda.data.csv_files import enter, read_flags, read_table
 from csda.data.records import Dataset, Part, Record
 from csda.errors import DataError
 
@@ -29,9 +29,6 @@ LATENT_MIXING_ORDER = (
     "Lung Lesion", "Pleural Other",
 )  # fmt: skip
 """The labels as the lists of the GLM paper (Gyawali et al. 2020) have them."""
-
-PUBLISHED: dict[str, int] = {}
-"""None: what is published counts lateral views and uncertain rows, too."""
 
 CELLS = {"": 0, "0": 0, "0.0": 0, "1": 1, "1.0": 1, "-1": -1, "-1.0": -1}
 
@@ -119,9 +116,7 @@ def _read_views(path: Path, uncertain: Uncertain) -> list[_View]:
         positive = (1, -1) if uncertain == "ones" else (1,)
         label = tuple(position for position, value in enumerate(values) if value in positive)
         view = _View(image[0], None if uncertain == "remove" and -1 in values else label)
-        first_row, first = rows.setdefault(view.path, (row, view))
-        if view != first:
-            raise DataError(f"{where}: says otherwise of {view.path} than row {first_row}; keep one of the two")
+        enter(rows, view.path, view, path, row)
     return [view for _, view in rows.values()]
 
 

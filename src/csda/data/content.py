@@ -8,6 +8,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from csda.data.cache import digest
+from csda.data.decode import UnreadableError, explain_failure
 from csda.data.records import Dataset
 from csda.data.splits import label_text
 from csda.data.store import available_cores, default_cache, file_keys
@@ -47,7 +48,7 @@ def _hash_files(dataset: Dataset, cache: Path) -> list[bytes]:
     known = _recall(memory)
     missing = [position for position, key in enumerate(keys) if key not in known]
     with ThreadPoolExecutor(available_cores()) as pool:
-        hashes = list(pool.map(_hash_file, [dataset.records[position].path for position in missing]))
+        hashes = list(pool.map(hash_file, [dataset.records[position].path for position in missing]))
     fresh = {keys[position]: found for position, found in zip(missing, hashes, strict=True)}
     if read := {key: found for key, found in fresh.items() if found != UNREADABLE}:
         _remember(memory, known | read)
@@ -55,11 +56,17 @@ def _hash_files(dataset: Dataset, cache: Path) -> list[bytes]:
     return [known[key] for key in keys]
 
 
-def _hash_file(path: Path | None) -> bytes:
-    try:
-        return digest(path.read_bytes()) if path is not None else UNREADABLE
-    except OSError:
+def hash_file(path: Path | None) -> bytes:
+    """A digest of the file's bytes; `UNREADABLE` where there are none to be had."""
+    if path is None:
         return UNREADABLE
+    try:
+        return digest(path.read_bytes())
+    except (OSError, MemoryError) as error:
+        failure = explain_failure(path, error)
+        if isinstance(failure, UnreadableError):
+            return UNREADABLE
+        raise failure from error
 
 
 def _recall(memory: Path) -> dict[bytes, bytes]:

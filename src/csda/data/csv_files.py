@@ -9,8 +9,11 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from csda.errors import DataError
+
+Entry = TypeVar("Entry")
 
 NONE_PRESENT = "(none)"
 """How a multi-label cell says that none of the labels is present, which is not the same as an empty cell."""
@@ -105,6 +108,13 @@ def read_flags(path: Path, width: int) -> list[tuple[int, str, list[int]]]:
     if not entries:
         raise DataError(f"{path} is empty; a list has one image a line")
     return entries
+
+
+def enter(entries: dict[str, tuple[int, Entry]], name: str, entry: Entry, table: Path, row: int) -> None:
+    """Notes what a row of a table says of an image; another row may say the same, and nothing else."""
+    first_row, first = entries.setdefault(name, (row, entry))
+    if entry != first:
+        raise DataError(f"{table}, row {row}: says otherwise of {name} than row {first_row}; keep one of the two")
 
 
 def fold_name(name: str) -> str:

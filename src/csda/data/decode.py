@@ -22,6 +22,7 @@ import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -46,6 +47,14 @@ DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
 
 
+GREY_WITHIN = 3
+"""Levels by which channels differ at most where a JPEG's two colour planes are off by one."""
+
+FAULTS_OF_A_FILE = frozenset({None, ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG, EINVAL})
+"""What an OSError says when one file is to blame: decoders give no number, and one that a damaged file sends to a place
+before its beginning gives EINVAL."""
+
+
 class Header(NamedTuple):
     """What a file says of itself before its pixels are decoded."""
 
@@ -53,6 +62,14 @@ class Header(NamedTuple):
     width: int
     height: int
     grey: bool
+
+
+class UnreadableError(DataError):
+    """An image file that is missing, forbidden, damaged or of no use, with the reason; others may still be read."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.reason = reason
 
 
 class _RefusedError(Exception):
@@ -68,7 +85,7 @@ def unremarked() -> Iterator[None]:
 
 
 def read_header(path: Path) -> Header:
-    """Format, size and colour of the image; a `DataError` names the path and what is wrong with it."""
+    """Format, size and colour of the image; an error is one of `explain_failure`."""
     try:
         with _opened(path) as file:
             if _is_dicom(path, file):
@@ -76,18 +93,28 @@ def read_header(path: Path) -> Header:
             with Image.open(file) as image:
                 return _header(image)
     except Exception as error:
-        raise DataError(f"{path}: {_reason(error)}") from error
+        raise explain_failure(path, error) from error
 
 
 def read_image(path: Path, size: int, channels: int) -> Pixels:
-    """The image as uint8 [size, size, channels]; a `DataError` names the path and what is wrong with it."""
+    """The image as uint8 [size, size, channels]; an error is one of `explain_failure`."""
     try:
         with _opened(path) as file:
             image = _dicom_image(file) if _is_dicom(path, file) else _plain_image(file, size)
         mode = "L" if channels == 1 else "RGB"
         return _resize(image if image.mode == mode else image.convert(mode), size)
     except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
-        raise DataError(f"{path}: {_reason(error)}") from error
+        raise explain_failure(path, error) from error
+
+
+def has_colour(path: Path, size: int) -> bool:
+    """Whether the image shows colour at this size; one that is grey by its header is not decoded."""
+    return not read_header(path).grey and not is_grey(read_image(path, size, 3))
+
+
+def is_grey(pixels: Pixels) -> bool:
+    """Whether the channels of an image [H, W, C] are the same but for the rounding of a JPEG."""
+    return int(np.ptp(pixels, axis=-1).max()) <= GREY_WITHIN
 
 
 def _resize(image: Image.Image, size: int) -> Pixels:
@@ -114,6 +141,21 @@ def _opened(path: Path) -> BinaryIO:
         return path.open("rb")
     with io.FileIO(path) as file:  # decoders ask for a few bytes at a time, which is much cheaper from memory
         return io.BytesIO(file.readall())
+
+
+def explain_failure(path: Path, error: Exception) -> DataError:
+    """An `UnreadableError` where the file is to blame; otherwise an error that stops whatever was going on.
+
+    A machine without memory or file handles, a disk that fails or a server that does not answer says nothing of the
+    file: to leave it out would train on other images than there are.
+    """
+    of_the_machine = isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and (error.errno not in FAULTS_OF_A_FILE or "out of memory" in str(error))
+    )
+    if not of_the_machine:
+        return UnreadableError(path, _reason(error))
+    reason = getattr(error, "strerror", None) or str(error) or "out of memory"
+    return DataError(f"{path}: reading stopped ({reason}); the file may be sound: mend the cause and start again")
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from csda.data.csv_files import JOIN, NONE_PRESENT, Table, clean_names, read_table
+from csda.data.csv_files import JOIN, NONE_PRESENT, Table, clean_names, enter, read_table
 from csda.data.records import Dataset, Label, Part, Record
 from csda.data.tree import ImageTree, scan_images
 from csda.errors import DataError
@@ -119,9 +119,7 @@ def _from_table(
             group=cells[group_at].strip() or None if group_at is not None else None,
             part=_parse_part(cells[split_at], where) if split_at is not None else None,
         )
-        first_row, first = named.setdefault(image, (row, record))
-        if record != first:
-            raise DataError(f"{where}: says otherwise of {image} than row {first_row}; keep one of the two")
+        enter(named, image, record, table.path, row)
     if not any(record.label is not None for _, record in named.values()):
         raise DataError(f"{table.path}: no row has a label; fill in the column `{label_column}`")
     records = tuple(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from csda.data.csv_files import read_flags, read_table
+from csda.data.csv_files import enter, read_flags, read_table
 from csda.data.records import Dataset, Part, Record
 from csda.data.tree import ImageTree, scan_images
 from csda.errors import DataError
@@ -50,9 +50,7 @@ def load(root: Path, *, lists: Sequence[Path] = (), labels: str | None = None) -
             raise DataError(f"{where}: {diagnosis!r} is no diagnosis of HAM10000 ({', '.join(index)})")
         path = tree.root / tree.find(image, where)
         record = Record(image, path, index[diagnosis], cells[lesion_at].strip() or None)
-        first_row, first = rows.setdefault(image, (row, record))
-        if record != first:
-            raise DataError(f"{where}: says otherwise of {image} than row {first_row}; keep one of the two")
+        enter(rows, image, record, metadata, row)
     records = tuple(record for _, record in rows.values())
     dataset = Dataset("ham10000", CLASSES, records, root=root, held_out=("50/class", "10/class"))
     return _with_lists(dataset, lists, labels) if lists else dataset
@@ -105,10 +103,7 @@ def _with_lists(dataset: Dataset, lists: Sequence[Path], labels: str | None) -> 
         _assign(parts, known, rest, path)
     if not (others if listed else unlabeled):
         parts = dict.fromkeys(known, (rest, "")) | parts
-    records = tuple(replace(record, part=parts[record.id][0]) for record in dataset.records if record.id in parts)
-    left_out = len(dataset.records) - len(records)
-    remarks = (f"{left_out} images are in no list and are left out",) if left_out else ()
-    return replace(dataset, records=records, remarks=remarks, listed=listed)
+    return replace(dataset.in_parts({image: part for image, (part, _) in parts.items()}), listed=listed)
 
 
 def _assign(parts: dict[str, tuple[Part, str]], known: Mapping[str, Record], part: Part, path: Path) -> None:

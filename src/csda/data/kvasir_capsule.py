@@ -98,16 +98,11 @@ def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
         if parts.setdefault(image, part) != part:
             raise DataError(f"{where}: {frame} is in both lists")
     kept = {label: position for position, label in enumerate(sorted(set(meant.values())))}
-    records = tuple(
-        replace(record, label=kept[record.label], part=parts[record.id])
-        for record in dataset.records
-        if record.id in parts and record.label in kept
-    )
-    left_out = len(dataset.records) - len(records)
-    remarks = (f"{left_out} frames are in no list and are left out",) if left_out else ()
+    listed = dataset.in_parts(parts)
     return replace(
-        dataset,
+        listed,
         classes=tuple(name for label, name in enumerate(dataset.classes) if label in kept),
-        records=records,
-        remarks=dataset.remarks + remarks,
+        records=tuple(
+            replace(record, label=kept[record.label]) for record in listed.records if record.label is not None
+        ),
     )

@@ -7,10 +7,9 @@ images of one patient are a group, and `No Finding` is the empty set of labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from csda.data.csv_files import JOIN, read_table, read_text
+from csda.data.csv_files import JOIN, enter, read_table, read_text
 from csda.data.records import Dataset, Part, Record
 from csda.data.tree import scan_images
 from csda.errors import DataError
@@ -58,9 +57,7 @@ def load(root: Path, *, lists: Sequence[Path] = ()) -> Dataset:
             continue
         label = tuple(sorted({index[name] for name in present}))
         record = Record(image, tree.root / tree.find(image, where), label, cells[patient_at].strip() or None)
-        first_row, first = rows.setdefault(image, (row, record))
-        if record != first:
-            raise DataError(f"{where}: says otherwise of {image} than row {first_row}; keep one of the two")
+        enter(rows, image, record, entries, row)
     if not rows:
         raise DataError(f"{root} holds none of the images that {entries.name} names; unpack the archives there")
     remarks = (f"{missing} images that {entries.name} names are not here and are left out",) if missing else ()
@@ -82,7 +79,4 @@ def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
         for row, image in enumerate(read_text(path).splitlines(), start=1):
             if parts.setdefault(image.strip(), part) != part:
                 raise DataError(f"{path}, row {row}: {image} is in both lists")
-    records = tuple(replace(record, part=parts[record.id]) for record in dataset.records if record.id in parts)
-    left_out = len(dataset.records) - len(records)
-    remarks = dataset.remarks + ((f"{left_out} images are in no list and are left out",) if left_out else ())
-    return replace(dataset, records=records, remarks=remarks)
+    return dataset.in_parts(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,9 @@ from csda.config import RunConfig
 from csda.data import load_dataset, split_dataset
 from csda.data.content import content_digest
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
-from csda.data.splits import Begun, move_to_labeled, read_split, read_truth
+from csda.data.splits import Begun, leave_out, move_to_labeled, restore_split
 from csda.data.store import open_pixels
+from csda.errors import DataError
 from csda.progress import Reporter
 
 
@@ -34,11 +35,39 @@ class PreparedData:
 def prepare_data(
     config: RunConfig, reporter: Reporter, *, upper_bound: bool = False, begun: Begun | None = None
 ) -> PreparedData:
-    """Read, decode and split. A run that goes on keeps the split that it has `begun` with.
+    """Read, split and decode. A run that goes on keeps the split that it has `begun` with, and needs the same data.
 
     For the `upper_bound` the unlabeled images whose labels are known become labeled ones.
     """
-    dataset = load_dataset(
+    dataset = load_configured(config)
+    # The split is drawn over all records, so that a file which cannot be read changes nothing for the others.
+    if begun is not None:
+        split = restore_split(begun, dataset)
+    else:
+        seed = config.seed if config.split_seed is None else config.split_seed
+        split = split_dataset(dataset, split=config.split, labels=config.labels, by=config.split_by, seed=seed)
+        if upper_bound:
+            split = move_to_labeled(split, split.truth)
+    digest = content_digest(dataset)
+    if begun is not None and digest != (begun.digest or digest):
+        raise DataError(
+            f"{config.data}: images, labels or groups are not those that the run began with; restore them, or begin "
+            f"anew with another --out"
+        )
+    store = open_pixels(dataset, config.image_size, max_unreadable=config.max_unreadable, progress=reporter.pixels)
+    if begun is not None:
+        _require_all(begun, store.unreadable)
+    split = leave_out(split, store.unreadable, dataset)
+    unreadable = tuple(f"{record.path}: {reason}; left out" for record, reason in store.unreadable)
+    remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks)
+    for remark in remarks:
+        reporter.note(remark)
+    return PreparedData(dataset, store.array, split, remarks, digest)
+
+
+def load_configured(config: RunConfig) -> Dataset:
+    """What is known of the images that a configuration names."""
+    return load_dataset(
         config.data,
         config.source,
         split=config.split,
@@ -50,21 +79,11 @@ def prepare_data(
         group_column=config.group_column,
         split_column=config.split_column,
     )
-    store = open_pixels(dataset, config.image_size, max_unreadable=config.max_unreadable, progress=reporter.pixels)
-    readable = replace(
-        dataset, records=tuple(record for record, good in zip(dataset.records, store.readable, strict=True) if good)
-    )
-    if begun is not None:
-        split = read_split(begun.split_csv, readable)
-        truth = read_truth(begun.truth_csv, dataset.classes, dataset.multi_label) if begun.truth_csv else {}
-        split = replace(split, truth=truth)
-    else:
-        seed = config.seed if config.split_seed is None else config.split_seed
-        split = split_dataset(readable, split=config.split, labels=config.labels, by=config.split_by, seed=seed)
-        if upper_bound:
-            split = move_to_labeled(split, split.truth)
-    unreadable = tuple(f"{record.path}: {reason}; left out" for record, reason in store.unreadable)
-    remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks)
-    for remark in remarks:
-        reporter.note(remark)
-    return PreparedData(dataset, store.array, split, remarks, content_digest(dataset))
+
+
+def _require_all(begun: Begun, unreadable: Sequence[tuple[Record, str]]) -> None:
+    """A run goes on with the images that it began with, or not at all."""
+    members = {row.id for row in begun.split}
+    for record, reason in unreadable:
+        if record.id in members:
+            raise DataError(f"{record.path}: {reason}, and the run began with this image; restore it, or begin anew")

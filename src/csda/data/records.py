@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +55,13 @@ class Dataset:
     listed: bool = False
     draw: Callable[[Sequence[int], int], Pixels] | None = None
     drawn_with: str = ""
+
+    def in_parts(self, parts: Mapping[str, Part]) -> Dataset:
+        """The set with the part of each image by id, without those that have none."""
+        records = tuple(replace(record, part=parts[record.id]) for record in self.records if record.id in parts)
+        left_out = len(self.records) - len(records)
+        remarks = (f"{left_out} images are in no list and are left out",) if left_out else ()
+        return replace(self, records=records, remarks=self.remarks + remarks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -60,19 +60,33 @@ class _Unit:
     """How many of them belong to each stratum."""
 
 
+class SplitRow(NamedTuple):
+    """A line of a split CSV; `label` is text, empty for unlabeled images."""
+
+    id: str
+    split: str
+    label: str
+    group: str
+
+
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a run that goes on has begun with: its split, and the truth about unlabeled images where it is known."""
+    """What a run that goes on has begun with: its split, and the truth about unlabeled images where it is known.
 
-    split_csv: Path
-    truth_csv: Path | None
+    `path` is that of its split.csv, and `digest` the `content_digest` of its data, which older runs do not know.
+    """
+
+    path: Path
+    split: Sequence[SplitRow]
+    truth: Mapping[str, str]
+    digest: str | None = None
 
 
 def make_split(
     dataset: Dataset,
     labels: str | int | Budget | None = None,
     *,
-    by: Literal["image", "group"] = "image",
+    by: Literal["image", "group"] | None = None,
     seed: int = 0,
     test: str | int | Budget | None = None,
     val: str | int | Budget | None = None,
@@ -85,8 +99,15 @@ def make_split(
     images for `test` and `val`, and of the labeled training images, or their groups, for `labels`.
 
     With `by="group"` no group is in two of training, validation and test, and those that stay labeled are whole groups
-    as far as the budget allows. The same seed gives the same split; test and validation do not depend on `labels`.
+    as far as the budget allows. That is what happens without `by`, too, where groups are known and no part that the
+    source gives cuts through one. The same seed gives the same split; test and validation do not depend on `labels`.
     """
+    if by is None and _keeps_groups(dataset.records):
+        try:
+            return make_split(dataset, labels, by="group", seed=seed, test=test, val=val)
+        except DataError as error:
+            raise DataError(f"{error}; groups are kept together here, and split_by=image divides them") from None
+    by = by or "image"
     records = dataset.records
     rng = np.random.default_rng(seed)
     remarks: list[str] = []
@@ -167,36 +188,56 @@ def parse_label(text: str, index: Mapping[str, int], multi_label: bool, where: s
     return tuple(sorted({index[name] for name in names})) if multi_label else index[text]
 
 
-def list_split(split: Split, classes: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """Lines `id,split,label,group` for `read_split`; unlabeled images have an empty label."""
+def list_split(split: Split, classes: Sequence[str]) -> Iterator[SplitRow]:
+    """Lines for `read_rows`."""
     for part, records in split.parts():
         for record in records:
-            yield record.id, part, label_text(record.label, classes), record.group or ""
+            yield SplitRow(record.id, part, label_text(record.label, classes), record.group or "")
+
+
+def read_rows(path: Path) -> list[tuple[int, SplitRow]]:
+    """The lines of a split CSV with their numbers; one that a person wrote may lack the columns label and group."""
+    table = read_table(path)
+    at = [table.require("id"), table.require("split"), table.position("label"), table.position("group")]
+    cells_of = ([cells[position] if position is not None else "" for position in at] for _, cells in table.rows)
+    return [
+        (row, SplitRow(image, *(cell.strip() for cell in others)))
+        for (row, _), (image, *others) in zip(table.rows, cells_of, strict=True)
+    ]
 
 
 def read_split(path: Path, dataset: Dataset) -> Split:
     """Gives a split back, as `list_split` or a person wrote it; images that it does not name are left out."""
-    table = read_table(path)
-    id_column, split_column = table.require("id"), table.require("split")
-    label_column, group_column = table.position("label"), table.position("group")
+    return _place(path, read_rows(path), dataset)
+
+
+def restore_split(begun: Begun, dataset: Dataset) -> Split:
+    """The split that a run has begun with, and the truth as it was known then."""
+    split = _place(begun.path, enumerate(begun.split, start=2), dataset)
+    index = {name: position for position, name in enumerate(dataset.classes)}
+    labels = {
+        image: parse_label(text, index, dataset.multi_label, f"{begun.path.with_name('truth.csv')}, {image!r}")
+        for image, text in begun.truth.items()
+    }
+    return replace(split, truth={image: label for image, label in labels.items() if label is not None})
+
+
+def _place(path: Path, rows: Iterable[tuple[int, SplitRow]], dataset: Dataset) -> Split:
+    """Every record in the part that its row names."""
     by_id = {record.id: position for position, record in enumerate(dataset.records)}
     index = {name: position for position, name in enumerate(dataset.classes)}
     records = list(dataset.records)
     seen: dict[int, tuple[str, int]] = {}
     positions: dict[str, list[int]] = {part: [] for part in PARTS}
-    for row, cells in table.rows:
+    for row, (image, part, text, group) in rows:
         where = f"{path}, row {row}"
-        image, part = cells[id_column], cells[split_column].strip()
         if image not in by_id:
             raise DataError(f"{where}: {image!r} is no image of {dataset.root or dataset.name}")
         if part not in PARTS:
             raise DataError(f"{where}: {part!r} is no part; write one of {', '.join(PARTS)}")
         position = by_id[image]
         record = records[position]
-        label = None
-        if label_column is not None:
-            label = parse_label(cells[label_column], index, dataset.multi_label, where)
-        group = cells[group_column].strip() or None if group_column is not None else None
+        label = parse_label(text, index, dataset.multi_label, where)
         if label is not None and record.label is not None and label != record.label:
             raise DataError(
                 f"{where}: {image!r} is {label_text(label, dataset.classes)} here and "
@@ -210,7 +251,7 @@ def read_split(path: Path, dataset: Dataset) -> Split:
         records[position] = replace(
             record,
             label=label if record.label is None else record.label,
-            group=group if record.group is None else record.group,
+            group=group or None if record.group is None else record.group,
         )
         if part != "unlabeled" and records[position].label is None:
             raise DataError(f"{where}: {image!r} is in {part} and has no label; give it one or make it unlabeled")
@@ -219,17 +260,17 @@ def read_split(path: Path, dataset: Dataset) -> Split:
     return _assemble(replace(dataset, records=tuple(records)), **positions, remarks=remarks)
 
 
-def read_truth(path: Path, classes: Sequence[str], multi_label: bool = False) -> dict[str, Label]:
+def read_truth(path: Path) -> dict[str, str]:
+    """The label of each unlabeled image that somebody knows, as text, by id."""
     table = read_table(path)
     id_column, label_column = table.require("id"), table.require("label")
-    index = {name: position for position, name in enumerate(classes)}
-    truth: dict[str, Label] = {}
+    truth: dict[str, str] = {}
     for row, cells in table.rows:
-        label = parse_label(cells[label_column], index, multi_label, f"{path}, row {row}")
-        if label is None:
-            raise DataError(f"{path}, row {row}: {cells[id_column]!r} has no label; remove the row")
-        if truth.setdefault(cells[id_column], label) != label:
-            raise DataError(f"{path}, row {row}: {cells[id_column]!r} has another label in an earlier row")
+        image, label = cells[id_column], cells[label_column].strip()
+        if not label:
+            raise DataError(f"{path}, row {row}: {image!r} has no label; remove the row")
+        if truth.setdefault(image, label) != label:
+            raise DataError(f"{path}, row {row}: {image!r} has another label in an earlier row")
     return truth
 
 
@@ -475,6 +516,35 @@ def _assemble(
         test=pick(test),
         truth={record.id: record.label for record in without_label if record.label is not None},
     )
+    return replace(split, remarks=(*remarks, *_examine(split, dataset)))
+
+
+def leave_out(split: Split, unreadable: Sequence[tuple[Record, str]], dataset: Dataset) -> Split:
+    """The split without images that cannot be read, each given with the reason; all others stay where they are."""
+    gone = {record.id for record, _ in unreadable}
+    if not gone:
+        return split
+
+    def stay(members: Sequence[Record]) -> tuple[Record, ...]:
+        return tuple(record for record in members if record.id not in gone)
+
+    truth = {image: label for image, label in split.truth.items() if image not in gone}
+    staying = Split(stay(split.labeled), stay(split.unlabeled), stay(split.val), stay(split.test), truth)
+    before = _examine(split, dataset)
+    try:
+        after = _examine(staying, dataset)
+    except DataError as error:
+        record, reason = unreadable[0]
+        raise DataError(
+            f"{len(gone)} images cannot be read, {record.path or record.id} for one ({reason}), and without them: "
+            f"{error}"
+        ) from None
+    return replace(staying, remarks=(*(remark for remark in split.remarks if remark not in before), *after))
+
+
+def _examine(split: Split, dataset: Dataset) -> list[str]:
+    """Refuse a split that cannot be trained on; remarks on one that can."""
+    remarks = []
     for part, members in split.parts():
         if part == "unlabeled":
             continue
@@ -486,15 +556,22 @@ def _assemble(
             raise DataError(f"no labeled image of {names}; label some, or leave the class out")
         if absent:
             remarks.append(f"the {TITLES[part]} part has no image of {names}")
-    remarks += _crossing_groups(split)
-    return replace(split, remarks=tuple(remarks))
+    return remarks + _crossing_groups(split)
 
 
 def _crossing_groups(split: Split) -> list[str]:
-    training = {record.group for record in split.labeled + split.unlabeled}
-    remarks = []
-    for title, members in (("validation", split.val), ("test", split.test)):
-        groups = {record.group for record in members} - {None}
+    """What a split by image does to groups."""
+    training, val, test = (
+        {record.group for record in members if record.group is not None}
+        for members in (split.labeled + split.unlabeled, split.val, split.test)
+    )
+    if not (crossing := _crossing(training, val, test)):
+        return []
+    remarks = [
+        f"the split is by image, not by group: {len(crossing)} of {len(training | val | test)} groups are in more than "
+        f"one of training, validation and test"
+    ]
+    for title, groups in (("validation", val), ("test", test)):
         if shared := len(groups & training):
             remarks.append(f"{shared} of {len(groups)} {title} groups also occur in training")
     return remarks
@@ -508,12 +585,25 @@ def _groups(records: Sequence[Record], positions: Iterable[int]) -> set[str]:
     return {group for position in positions if (group := records[position].group) is not None}
 
 
+def _crossing(training: set[str], val: set[str], test: set[str]) -> set[str]:
+    """Groups that are in two of these."""
+    return training & val | training & test | val & test
+
+
+def _keeps_groups(records: Sequence[Record]) -> bool:
+    """Whether groups are known, and each is in one only of the parts that the source gives."""
+    groups: dict[str, set[str]] = {"training": set(), "val": set(), "test": set()}
+    for record in records:
+        if record.group is not None and record.part is not None:
+            groups[record.part if record.part in groups else "training"].add(record.group)
+    return any(record.group is not None for record in records) and not _crossing(*groups.values())
+
+
 def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]]) -> None:
     if all(record.group is None for record in records):
         raise DataError("a split by group needs groups, and no image has one; add a group column or split by image")
     training = _groups(records, positions["train"] + positions["labeled"])
-    val, test = _groups(records, positions["val"]), _groups(records, positions["test"])
-    crossing = sorted(training & val | training & test | val & test)
+    crossing = sorted(_crossing(training, _groups(records, positions["val"]), _groups(records, positions["test"])))
     if crossing:
         raise DataError(
             f"{len(crossing)} groups are in two of the source's own parts, {crossing[0]} for one; split by image, or "

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-import numpy as np
+from platformdirs import user_cache_path
 
-from csda.data.cache import Flags, Progress, Rows, digest, folder_of, load_cached, load_in_memory
-from csda.data.decode import read_header, read_image, unremarked
+from csda.data.cache import Progress, Rows, digest, folder_of, load_cached, load_in_memory, rows_done
+from csda.data.decode import UnreadableError, has_colour, read_image, unremarked
 from csda.data.records import Dataset, Pixels, Record
 from csda.errors import DataError
 
@@ -37,11 +37,10 @@ _drawn: WeakValueDictionary[bytes, Pixels] = WeakValueDictionary()
 class PixelStore:
     """The pixels of a set: row r of `array` [N, H, W, C] belongs to `dataset.records[r]`.
 
-    Rows that could not be read are black, False in `readable`, and listed with the reason in `unreadable`.
+    Rows that could not be read are black, and listed with the reason in `unreadable`.
     """
 
     array: Pixels
-    readable: Flags
     unreadable: list[tuple[Record, str]]
     remarks: tuple[str, ...] = ()
 
@@ -58,9 +57,9 @@ def open_pixels(
 ) -> PixelStore:
     """The images of the set as uint8 [N, size, size, channels], decoded where the cache does not have them yet.
 
-    `channels` of None means one where every image is grey, otherwise three; drawn sets have as many as they are drawn
-    with. `progress(done, total)` is called as rows get ready. When more than a share of `max_unreadable` cannot be
-    read, the set is refused.
+    `channels` of None means three where an image that can be decoded has colour, otherwise one; drawn sets have as
+    many as they are drawn with. `progress(done, total)` is called as rows get ready. When more than a share of
+    `max_unreadable` cannot be read, the set is refused.
     """
     if not dataset.records:
         raise DataError(f"{dataset.root or dataset.name} has no images.")
@@ -79,19 +78,17 @@ def open_pixels(
         else:
             array, failed, remarks = load_cached(rows, cache, progress)
     unreadable = [(dataset.records[row], failed[row]) for row in sorted(failed)]
-    readable = np.ones(len(array), bool)
-    readable[list(failed)] = False
     if unreadable:
         refuse_unreadable(dataset, unreadable, max_unreadable)
         remarks = (*remarks, f"{len(unreadable)} of {len(array)} images cannot be read and are skipped")
-    return PixelStore(array, readable, unreadable, remarks)
+    return PixelStore(array, unreadable, remarks)
 
 
 def default_cache() -> Path:
     """`$CSDA_CACHE`, or `csda` in the user's cache folder."""
     if folder := os.environ.get("CSDA_CACHE"):
         return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "csda"
+    return user_cache_path("csda", appauthor=False)
 
 
 def available_cores() -> int:
@@ -102,9 +99,10 @@ def _file_rows(dataset: Dataset, size: int, channels: int | None, cache: Path, w
     paths = [record.path for record in dataset.records]
     keys, settings = file_keys(dataset), settings_of(channels)
     if channels is None:
-        # A folder with these settings was made after the headers had been read, so where there is one it is the answer.
-        made = (c for c in (1, 3) if folder_of(cache, settings, keys, (size, size, c)).is_dir())
-        channels = next(made, None) or (1 if _all_grey(paths, workers) else 3)
+        # A folder of colours was made because some image has colour. One of grey says so of the rows that it holds.
+        grey, colour = (folder_of(cache, settings, keys, (size, size, count)) for count in (1, 3))
+        unknown = [path for path, done in zip(paths, rows_done(grey, len(paths)).tolist(), strict=True) if not done]
+        channels = 3 if colour.is_dir() or _any_colour(unknown, size, workers) else 1
 
     def make(positions: Sequence[int]) -> list[Pixels | str]:
         return [_read(paths[position], size, channels) for position in positions]
@@ -117,12 +115,12 @@ def _read(path: Path | None, size: int, channels: int) -> Pixels | str:
         return "has no file"
     try:
         return read_image(path, size, channels)
-    except DataError as error:
-        return str(error).removeprefix(f"{path}: ")
+    except UnreadableError as error:
+        return error.reason
 
 
 def settings_of(channels: int | None) -> str:
-    return f"channels {channels or 'by header'}"
+    return f"channels {channels or 'by content'}"
 
 
 def file_keys(dataset: Dataset) -> list[bytes]:
@@ -140,23 +138,26 @@ def _file_key(path: Path | None) -> bytes:
     return digest(settings, bytes(path.absolute()))
 
 
-def _all_grey(paths: Sequence[Path | None], workers: int) -> bool:
-    """Whether no readable image has colour; ends at the first that has."""
+def _any_colour(paths: Sequence[Path | None], size: int, workers: int) -> bool:
+    """Whether an image that can be decoded has colour; ends at the first that has."""
 
-    def grey(path: Path | None) -> bool:
+    def coloured(path: Path | None) -> bool:
         try:
-            return path is None or read_header(path).grey
-        except DataError:
-            return True
+            return path is not None and has_colour(path, size)
+        except UnreadableError:
+            return False
 
+    few = 2 * workers  # of a set in colour hardly more than one image is decoded for this
     with ThreadPoolExecutor(workers) as pool:
-        return all(all(pool.map(grey, paths[start : start + 256])) for start in range(0, len(paths), 256))
+        return any(pool.map(coloured, paths[:few])) or any(
+            any(pool.map(coloured, paths[start : start + 256])) for start in range(few, len(paths), 256)
+        )
 
 
 def _drawn_rows(dataset: Dataset, size: int, workers: int) -> Rows:
     draw, count = dataset.draw, len(dataset.records)
     assert draw is not None
-    # A drawn set does not say what it was drawn with: a few of its images do.
+    # What the set says it is drawn with may be too little; a few of its images tell.
     sample = draw(sorted({0, count // 3, count // 2, count - 1}), size)
     drawn_with = digest(dataset.name.encode(), sample.tobytes())
     keys = [digest(drawn_with, f"{record.id} {record.label}".encode()) for record in dataset.records]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from csda.data.csv_files import UNFIT_CHARACTERS
-from csda.data.decode import IMAGE_SUFFIXES
+from csda.data.decode import IMAGE_SUFFIXES, UnreadableError, explain_failure
 from csda.errors import DataError
 
 
@@ -87,11 +87,14 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
     # DICOM files commonly have no suffix, or the last number of an identifier in its place.
     if suffix and not suffix[1:].isdigit():
         return False
+    path = Path(entry.path)
     try:
-        with Path(entry.path).open("rb") as file:
+        with path.open("rb") as file:
             return file.read(132)[128:] == b"DICM"
-    except OSError:
-        return False
+    except OSError as error:
+        if isinstance(failure := explain_failure(path, error), UnreadableError):
+            return False
+        raise failure from error
 
 
 def _is_within(path: str, root: str) -> bool:

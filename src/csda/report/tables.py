@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from csda import metrics
+from csda.data.csv_files import JOIN
 from csda.errors import RunError
 from csda.runs import Run
 
@@ -167,7 +168,7 @@ def count_classes(run: Run) -> list[ClassCounts]:
     counts: Counter[tuple[str, str]] = Counter()
     for row in run.split:
         label = run.truth.get(row.id, "") if row.split == "unlabeled" else row.label
-        counts.update((row.split, name) for name in (label.split("|") if run.multi_label else [label]))
+        counts.update((row.split, name) for name in (label.split(JOIN) if run.multi_label else [label]))
     known = bool(run.truth) or count_images(run)["unlabeled"] == 0
     return [
         ClassCounts(
