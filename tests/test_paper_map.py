@@ -144,4 +144,4 @@ def test_every_setting_in_which_paper_and_default_differ_is_explained() -> None:
     known = RunConfig.model_fields.keys() | METHODS["csda"].settings.model_fields.keys()
     named = {key for row in READINGS for key, _ in _assignments(" ".join(row.values()))}
     assert named <= known
-    assert PRESETS["paper"]["method_settings"].keys() <= named
+    assert PRESETS["paper"].methods["csda"].keys() <= named

@@ -90,12 +90,17 @@ def render_settings() -> str:
     ]
     lines += [*_table(("method", "what it is", "paper", "stands for"), methods), "", "## Presets", ""]
     lines += [
-        "A preset changes defaults; a setting that the method does not have is left out. Without a GPU the preset is",
-        "`quick` unless told otherwise, with one `default`.",
+        "A preset changes defaults: of every run, and of a method that it names. Without a GPU the preset is `quick`",
+        "unless told otherwise, with one `default`.",
         "",
     ]
-    changes = [(f"`{name}`", _assignments(_flat(preset)) or "the defaults above") for name, preset in PRESETS.items()]
-    return "\n".join([*lines, *_table(("preset", "changes"), changes)]) + "\n"
+    changes = []
+    for name, preset in PRESETS.items():
+        groups: dict[str, list[str]] = {_assignments(preset.run.items()): ["every run"]} if preset.run else {}
+        for method, own in preset.methods.items():
+            groups.setdefault(_assignments(own.items()), []).append(f"`{method}`")
+        changes += [(f"`{name}`", ", ".join(users), settings) for settings, users in groups.items()]
+    return "\n".join([*lines, *_table(("preset", "of", "changes"), changes)]) + "\n"
 
 
 PAGES: dict[str, Callable[[], str]] = {"cli.md": render_cli, "settings.md": render_settings}
@@ -175,12 +180,6 @@ def _values(field: Any) -> str:
 
 def _assignments(settings: Iterable[tuple[str, Any]]) -> str:
     return ", ".join(f"`{key} = {format_value(value)}`" for key, value in settings)
-
-
-def _flat(preset: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in preset.items() if key != "method_settings"] + list(
-        preset.get("method_settings", {}).items()
-    )
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

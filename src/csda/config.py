@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,47 +90,74 @@ class RunConfig(Settings):
     method_settings: dict[str, Any] = Field(default_factory=dict)
 
 
-# What the presets change. The method's part names settings of CSDA and its parts; a method without such a setting
-# (the baseline has no queue) goes without it.
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "epochs": 256,
-        "method_settings": {
-            "refresh": "epoch",
-            "order": "train_first",
-            "teacher_update": "epoch",
-            "teacher_momentum": 0.95,
-            "temperature": "adaptive",
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Defaults under one name. What is not named here is what the method's name fixes, or the default of its class."""
+
+    run: dict[str, Any]
+    """Settings that every method has."""
+    methods: dict[str, dict[str, Any]]
+    """Settings that a method has of its own, by the name of the method; one that is not named here has none."""
+
+
+# Readings of the paper, for every method that guesses labels and can take alignment and queue.
+_PAPER_READING = {"refresh": "epoch", "order": "train_first", "temperature": "adaptive"}
+_PAPER_TEACHER = {"teacher_update": "epoch", "teacher_momentum": 0.95}
+_DEFAULT_READING = {"order": "train_first", "condition": "prediction"}
+_DEFAULT_STUDENT = {"labeled_from": "student", "passes": "two"}
+_QUICK_QUEUE = {"capacity": 128, "condition": "prediction", "gamma": 0.0}
+_QUICK_LOSS = {"soft": False, "weight": 2.0, "weight_ramp": False}
+_FAST_TEACHER = {"teacher_momentum": 0.99}
+
+PRESETS: dict[str, Preset] = {
+    "paper": Preset(
+        run={"epochs": 256},
+        methods={
+            "csda": _PAPER_READING | _PAPER_TEACHER,
+            "vcq": _PAPER_READING | _PAPER_TEACHER,
+            "da": _PAPER_READING | _PAPER_TEACHER,
+            "self-train": _PAPER_READING | _PAPER_TEACHER,
+            "fixmatch": _PAPER_READING | _PAPER_TEACHER,
+            "glm": _PAPER_READING | _PAPER_TEACHER,
+            "bis": _PAPER_READING | _PAPER_TEACHER,
+            "nm": _PAPER_READING,
         },
-    },
-    "default": {
-        "method_settings": {
-            "order": "train_first",
-            "labeled_from": "student",
-            "passes": "two",
-            "teacher_momentum": 0.99,
-            "condition": "prediction",
+    ),
+    "default": Preset(
+        run={},
+        methods={
+            "csda": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
+            "vcq": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
+            "da": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
+            "self-train": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
+            "fixmatch": _DEFAULT_READING | _FAST_TEACHER | {"labeled_from": "student"},
+            "glm": _DEFAULT_READING | _FAST_TEACHER | {"passes": "two"},
+            "bis": _DEFAULT_READING | _FAST_TEACHER | {"labeled_from": "student"},
+            "nm": _DEFAULT_READING | {"labeled_from": "student"},
         },
-    },
-    "quick": {
-        "epochs": 30,
-        "steps_per_epoch": 40,
-        "warm_up_epochs": 8,
-        "image_size": 32,
-        "batch_size": 64,
-        "unlabeled_batch_size": 64,
-        "lr": 0.05,
-        "flip": True,
-        "method_settings": {
-            "capacity": 128,
-            "condition": "prediction",
-            "gamma": 0.0,
-            "soft": False,
-            "teacher_momentum": 0.99,
-            "weight": 2.0,
-            "weight_ramp": False,
+    ),
+    "quick": Preset(
+        run={
+            "epochs": 30,
+            "steps_per_epoch": 40,
+            "warm_up_epochs": 8,
+            "image_size": 32,
+            "batch_size": 64,
+            "unlabeled_batch_size": 64,
+            "lr": 0.05,
+            "flip": True,
         },
-    },
+        methods={
+            "csda": _QUICK_QUEUE | _FAST_TEACHER | _QUICK_LOSS,
+            "vcq": _QUICK_QUEUE | _FAST_TEACHER | _QUICK_LOSS,
+            "da": _QUICK_QUEUE | _FAST_TEACHER | _QUICK_LOSS,
+            "self-train": _QUICK_QUEUE | _FAST_TEACHER,
+            "fixmatch": _QUICK_QUEUE | _FAST_TEACHER,
+            "glm": _QUICK_QUEUE | _FAST_TEACHER,
+            "bis": _QUICK_QUEUE | _FAST_TEACHER,
+            "nm": _QUICK_QUEUE,
+        },
+    ),
 }
 
 
@@ -141,20 +169,19 @@ def resolve(
     `method_settings` is the class of the method's own settings, `method_defaults` what its entry in METHODS fixes
     among all settings (`da` is self-training with `align = "da"`, LSSE has a learning rate of its own).
     """
-    name = chosen.get("preset", "default")
+    method, name = str(chosen.get("method", "csda")), chosen.get("preset", "default")
     if name not in PRESETS:
         raise ConfigError(f"preset = {name!r} is unknown; choose one of {', '.join(PRESETS)}")
-    run = dict(PRESETS[name])
-    own_fields = method_settings.model_fields
-    own = {key: value for key, value in run.pop("method_settings", {}).items() if key in own_fields}
-    for key, value in {**method_defaults, **chosen}.items():
+    preset = PRESETS[name]
+    run: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for key, value in {**preset.run, **method_defaults, **preset.methods.get(method, {}), **chosen}.items():
         if key in RunConfig.model_fields and key != "method_settings":
             run[key] = value
-        elif key in own_fields:
+        elif key in method_settings.model_fields:
             own[key] = value
         else:
-            known = [*RunConfig.model_fields, *own_fields]
-            raise ConfigError(_unknown(key, known, str(chosen.get("method", "csda"))))
+            raise ConfigError(_unknown(key, [*RunConfig.model_fields, *method_settings.model_fields], method))
     try:
         return RunConfig(**run, method_settings=method_settings(**own).model_dump())
     except ValidationError as error:
