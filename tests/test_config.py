@@ -95,9 +95,29 @@ def test_paper_preset_reads_as_the_text_does() -> None:
 
 
 @pytest.mark.parametrize(
+    ("chosen", "warm_up_epochs"),
+    [
+        ({"preset": "quick"}, 8),
+        ({"preset": "quick", "epochs": 30}, 8),
+        ({"preset": "quick", "epochs": 4}, 1),
+        ({"preset": "quick", "epochs": 2}, 1),
+        ({"preset": "quick", "epochs": 60}, 16),
+        ({"preset": "quick", "epochs": 60, "warm_up_epochs": 8}, 8),
+        ({"preset": "quick", "epochs": 1, "method": "baseline"}, 1),
+        ({"preset": "default", "epochs": 256}, 1),
+        ({"preset": "paper", "epochs": 28}, 1),
+    ],
+)
+def test_epochs_on_labels_alone_keep_their_share(chosen: dict[str, object], warm_up_epochs: int) -> None:
+    """Of a preset that names them; the first epoch of the paper stays one."""
+    assert configure(chosen).warm_up_epochs == warm_up_epochs
+
+
+@pytest.mark.parametrize(
     ("chosen", "named"),
     [
         ({"epochs": 0}, "epochs = 0"),
+        ({"epochs": 1}, "warm_up_epochs = 1 on labels alone leave none of epochs = 1"),
         ({"epochs": 2, "warm_up_epochs": 2}, "warm_up_epochs = 2 on labels alone leave none"),
         ({"epochs": "many"}, "epochs = 'many'"),
         ({"lr": float("nan")}, "lr = nan"),

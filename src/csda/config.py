@@ -166,6 +166,7 @@ def resolve(
 ) -> RunConfig:
     """The preset, then what the method's name stands for, then what was chosen, validated together.
 
+    The epochs on labels alone that a preset has keep their share of the epochs where only these are chosen.
     `method_settings` is the class of the method's own settings, `method_defaults` what its entry in METHODS fixes
     among all settings (`da` is self-training with `align = "da"`, LSSE has a learning rate of its own).
     """
@@ -183,9 +184,13 @@ def resolve(
         else:
             raise ConfigError(_unknown(key, [*RunConfig.model_fields, *method_settings.model_fields], method))
     try:
-        return RunConfig(**run, method_settings=method_settings(**own).model_dump())
+        config = RunConfig(**run, method_settings=method_settings(**own).model_dump())
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
+    if "epochs" in chosen and "warm_up_epochs" in preset.run.keys() - chosen.keys():
+        scaled = round(config.epochs * preset.run["warm_up_epochs"] / preset.run["epochs"])
+        return config.model_copy(update={"warm_up_epochs": max(1, min(scaled, config.epochs - 1))})
+    return config
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
