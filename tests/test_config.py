@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from types import UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
+from pydantic.fields import FieldInfo
 
 import csda
 from csda.config import PRESETS, RunConfig, Settings, differences, format_config, parse_assignments, read_config
@@ -137,6 +141,99 @@ def test_a_wrong_setting_is_named(chosen: dict[str, object], named: str) -> None
     assert "http" not in str(caught.value)
 
 
+FIELDS = {
+    (key, repr(field)): (method, key, field)
+    for method, entry in METHODS.items()
+    for key, field in (RunConfig.model_fields | entry.settings.model_fields).items()
+    if key != "method_settings"
+}.values()
+"""Every setting once, with a method that has it."""
+
+
+def _outside(annotation: object, limits: Sequence[object]) -> st.SearchStrategy[object]:
+    """Values that a setting does not take, by its annotation and the limits behind it."""
+    if get_origin(annotation) is Annotated:
+        inner, *limits = get_args(annotation)
+        return _outside(inner, [each for limit in limits for each in getattr(limit, "metadata", [limit])])
+    if get_origin(annotation) in (Union, UnionType):
+        # What one kind refuses the other may take: numbers are for those that take numbers alone or choices beside.
+        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+        return _outside(kinds[-1], limits)
+    if get_origin(annotation) in (list, tuple):
+        return st.lists(_outside(get_args(annotation)[0], []), min_size=1, max_size=3)
+    if get_origin(annotation) is Literal:
+        return st.text(max_size=20).filter(lambda text: text not in get_args(annotation))
+    if annotation is bool:
+        return st.sampled_from(["perhaps", "", 2, -1, 0.5, []])
+    if annotation is str:
+        return st.sampled_from(["", 1.5, [], {}])
+    assert annotation in (int, float)
+    out: list[st.SearchStrategy[object]] = [st.sampled_from(["", "many", float("nan"), float("inf"), True, [], {}])]
+    numbers = st.integers if annotation is int else st.floats
+    bounds = {
+        name: getattr(limit, name) for limit in limits for name in ("ge", "gt", "le", "lt") if hasattr(limit, name)
+    }
+    assert bounds.keys() & {"ge", "gt"}, "a number without a lower bound"
+    assert bounds.keys() & {"le", "lt"}, "a number without an upper bound"
+    low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+    out.append(numbers(max_value=low).filter(lambda value: value < low or "gt" in bounds))
+    out.append(numbers(min_value=high).filter(lambda value: value > high or "lt" in bounds))
+    return st.one_of(out)
+
+
+@pytest.mark.parametrize(("method", "key", "field"), FIELDS, ids=lambda value: value if isinstance(value, str) else "")
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_values_outside_are_refused_by_name(method: str, key: str, field: FieldInfo, data: st.DataObject) -> None:
+    value = data.draw(_outside(field.annotation, field.metadata))
+    with pytest.raises(ConfigError, match=rf"{key}(\.\d+)? = "):
+        configure({"method": method, key: value} if key != "method" else {"method": value})
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(where=st.sampled_from(list(FIELDS)), value=ANYTHING)
+def test_any_value_is_taken_or_refused_in_a_sentence(where: tuple[str, str, FieldInfo], value: object) -> None:
+    method, key, _ = where
+    try:
+        configure({"method": method, key: value})
+    except ConfigError as error:
+        refusal = str(error)
+    else:
+        return
+    assert key in refusal
+    assert "\n" not in refusal
+
+
+@pytest.mark.parametrize(
+    ("chosen", "named"),
+    [
+        ({"temperature": -5}, "temperature = -5: input should be 'adaptive' or 'unlabeled', or input should be"),
+        ({"lr_decay_at": (5, -1)}, "lr_decay_at.0 = 5: input should be less than 1; lr_decay_at.1 = -1"),
+        ({"lr_decay_at": [0.5, 0.2]}, "lr_decay_at = [0.5, 0.2] does not rise"),
+        ({"capacity": 10**12}, "capacity = 1000000000000: input should be less than or equal to 100000"),
+        ({"threads": 100_000}, "threads = 100000: input should be less than or equal to 1024"),
+        ({"lr": 1e308}, "lr = 1e+308: input should be less than or equal to 100"),
+        ({"epochs": 10**5000}, "epochs = a number of too many digits"),
+        ({"epochs": True}, "epochs = True is no value for it"),
+        ({"layers": [2, 2]}, "layers = [2, 2] names a layer twice"),
+        ({"labels": "many"}, "labels = 'many'"),
+        ({"labels": "0"}, "labels = '0'"),
+        ({"device": "tpu"}, "device = 'tpu' is unknown; give auto, cpu or cuda"),
+        ({"source": ""}, "source = ''"),
+    ],
+)
+def test_values_that_once_trained_are_refused(chosen: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        configure(chosen)
+
+
 def test_assignments_are_read_as_toml_or_text() -> None:
     given_text = ["epochs=3", "lr=0.1", "flip=true", "temperature=adaptive", "lr_decay_at=[0.5]", 'source="folder"']
     assert parse_assignments(given_text) == {
@@ -147,12 +244,13 @@ def test_assignments_are_read_as_toml_or_text() -> None:
         "lr_decay_at": [0.5],
         "source": "folder",
     }
+    assert parse_assignments([f"epochs={'9' * 5000}"]) == {"epochs": "9" * 5000}
     for wrong in ("epochs", "=3"):
         with pytest.raises(ConfigError, match="key=value"):
             parse_assignments([wrong])
 
 
-@given(st.text(max_size=40))
+@given(st.text(min_size=1, max_size=40))
 def test_any_text_survives_the_file(text: str) -> None:
     import tomllib
 

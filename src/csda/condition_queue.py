@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from csda.alignment import admitted, queue_lengths, thresholds
 from csda.errors import ConfigError
 
+MAX_CAPACITY = 100_000
+"""More slots than a step could train on; `queue_lengths` is exact for five times as many."""
+
 
 class VariableConditionQueue(nn.Module):
     """Eq. (15) to (17). Unlabeled samples with their pseudo-labels, so many of each class as its confidence allows.

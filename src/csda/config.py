@@ -7,23 +7,58 @@ as `method_settings`, complete with defaults, so that `config.toml` says all tha
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from csda.errors import ConfigError
 
 Setting = bool | int | float | str
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Marks a setting that switches between readings of the paper, with its row in docs/explanation/readings.md."""
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Marks a setting that few will change; `csda methods NAME` shows it with --all alone."""
+
+
+DETAIL = Detail()
+
+
 class Settings(BaseModel):
-    """Base of all settings: no unknown key, no change after the start, no NaN."""
+    """Base of all settings: no unknown key, no change after the start, no NaN, no true or false for a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number_is_no_truth_value(cls, value: object, info: ValidationInfo) -> object:
+        assert info.field_name is not None
+        annotation = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and annotation is not bool and True not in get_args(annotation):
+            raise ValueError("is no value for it; give a number or text")
+        return value
 
 
 def _as_text(value: object) -> object:
@@ -31,61 +66,95 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name, re.ASCII):
+        raise ValueError("is unknown; give auto, cpu or cuda")
+    return name
+
+
+def _rising(shares: tuple[float, ...]) -> tuple[float, ...]:
+    if any(later <= earlier for earlier, later in pairwise(shares)):
+        raise ValueError("does not rise; give the shares in order")
+    return shares
+
+
+Text = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
+
+
 class RunConfig(Settings):
     """The settings that every method has."""
 
-    data: str = Field("synthetic", description="folder of images, or 'synthetic'")
-    source: str | None = Field(None, description="how to read the folder; recognised by its layout when not given")
-    split: str | None = Field(None, description="split CSV, or the folder with a set's published lists")
-    image_column: str = Field("image", description="of a CSV with labels")
-    label_column: str = Field("label", description="of a CSV with labels")
-    group_column: str = Field("group", description="of a CSV with labels")
-    split_column: str = Field("split", description="of a CSV with labels")
+    data: Text = Field("synthetic", description="folder of images, or 'synthetic'")
+    source: Annotated[Text | None, DETAIL] = Field(
+        None, description="how to read the folder; recognised by its layout when not given"
+    )
+    split: Text | None = Field(None, description="split CSV, or folder of published lists")
+    image_column: Annotated[Text, DETAIL] = Field("image", description="column of a CSV that names the image")
+    label_column: Annotated[Text, DETAIL] = Field("label", description="column of a CSV that has the label")
+    group_column: Annotated[Text, DETAIL] = Field("group", description="column of a CSV that has the patient or group")
+    split_column: Annotated[Text, DETAIL] = Field("split", description="column of a CSV that names the part")
     split_by: Literal["image", "group"] = Field("image", description="what never crosses parts")
-    split_seed: int | None = Field(None, ge=0, lt=2**31, description="of the split; the run's seed when not given")
-    labels: Annotated[str | None, BeforeValidator(_as_text)] = Field(
+    split_seed: Annotated[int | None, DETAIL] = Field(
+        None, ge=0, lt=2**31, description="of the split; the run's seed when not given"
+    )
+    labels: Annotated[Text | None, BeforeValidator(_as_text)] = Field(
         None, description="labels to keep: 300, 10%, 20/class or 10% of groups; all when not given"
     )
-    uncertain: Literal["remove", "zeros", "ones"] = Field("remove", description="CheXpert's uncertain cells")
-    max_unreadable: float = Field(0.01, ge=0, le=1, description="share of images that may be unreadable")
+    uncertain: Annotated[Literal["remove", "zeros", "ones"], DETAIL] = Field(
+        "remove", description="what becomes of CheXpert's uncertain cells"
+    )
+    max_unreadable: Annotated[float, DETAIL] = Field(
+        0.01, ge=0, le=1, description="share of images that may be unreadable"
+    )
 
-    method: str = Field("csda", description="one of `csda methods`")
-    preset: str = Field("default", description="paper, default or quick")
-    seed: int = Field(0, ge=0, lt=2**31)
+    method: Annotated[Text, DETAIL] = Field("csda", description="one of `csda methods`")
+    preset: Annotated[Text, DETAIL] = Field("default", description="paper, default or quick")
+    seed: int = Field(0, ge=0, lt=2**31, description="of data, split and training")
 
-    epochs: int = Field(40, ge=1)
-    steps_per_epoch: int = Field(250, ge=1)
-    warm_up_epochs: int = Field(1, ge=1, description="epochs on labels alone at the start")
-    image_size: int = Field(128, ge=32)
-    batch_size: int = Field(128, ge=2, description="labeled images a step")
-    unlabeled_batch_size: int = Field(128, ge=2, description="unlabeled images a step")
-    eval_batch_size: int = Field(512, ge=1)
+    epochs: int = Field(40, ge=1, le=100_000, description="epochs in all")
+    steps_per_epoch: int = Field(250, ge=1, le=1_000_000, description="steps of an epoch")
+    warm_up_epochs: int = Field(1, ge=1, le=100_000, description="epochs on labels alone at the start")
+    image_size: int = Field(128, ge=32, le=4096, description="pixels of a side")
+    batch_size: int = Field(128, ge=2, le=65_536, description="labeled images a step")
+    unlabeled_batch_size: int = Field(128, ge=2, le=65_536, description="unlabeled images a step")
+    eval_batch_size: Annotated[int, DETAIL] = Field(
+        512, ge=1, le=65_536, description="images at a time when the network is scored"
+    )
 
-    backbone: str = Field("alexnet", description="alexnet (the paper's) or resnet18")
-    dropout: float = Field(0.5, ge=0, lt=1)
-    lr: float = Field(0.0128, gt=0, description="of losses that are means; the paper's 1e-4 is for sums over 128")
-    lr_decay: float = Field(0.1, gt=0, le=1)
-    lr_decay_at: tuple[float, ...] = Field((50 / 256, 125 / 256), description="shares of the epochs")
-    ramp: Literal["epoch", "step"] = Field("epoch", description="whether η grows by epoch or by step")
+    backbone: Text = Field("alexnet", description="alexnet (the paper's) or resnet18")
+    dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="share of features that a step leaves out")
+    lr: float = Field(0.0128, gt=0, le=100, description="learning rate, of losses that are means")
+    lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at a decay")
+    lr_decay_at: Annotated[tuple[Share, ...], AfterValidator(_rising), DETAIL] = Field(
+        (50 / 256, 125 / 256), description="shares of the epochs after which the learning rate decays"
+    )
+    ramp: Annotated[Literal["epoch", "step"], Reading(20)] = Field(
+        "epoch", description="whether the weight of guesses grows by epoch or by step"
+    )
 
-    rotation: float = Field(10.0, ge=0, le=180, description="degrees")
-    translation: float = Field(0.1, ge=0, lt=1, description="share of the image")
-    flip: bool = Field(False, description="mirror images at random, for pictures without an up and a left")
+    rotation: Annotated[float, DETAIL] = Field(10.0, ge=0, le=180, description="largest turn of an image, in degrees")
+    translation: Annotated[float, DETAIL] = Field(0.1, ge=0, lt=1, description="largest shift, as a share of the image")
+    flip: bool = Field(False, description="mirror images at random")
 
     prior_correction: Literal["none", "labeled"] = Field(
-        "none", description="divide the labeled class frequencies out of the probabilities when scoring"
+        "none", description="divide out labeled frequencies in scoring"
     )
 
-    device: str = Field("auto", description="auto, cpu or cuda")
+    device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
     precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="on a GPU bf16 unless chosen")
-    resident_share: float = Field(
+    resident_share: Annotated[float, DETAIL] = Field(
         0.6, ge=0, le=1, description="of the free device memory for pixels; the others are streamed; 0 streams all"
     )
-    cuda_graph: bool = Field(True, description="capture a step and replay it, on a GPU")
-    kernels: bool = Field(True, description="use hand-written kernels in a step, on a GPU that has Triton")
-    checkpoint_seconds: float = Field(20.0, ge=0, description="least time between checkpoints")
-    threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to torch")
-    tensorboard: bool = True
+    cuda_graph: Annotated[bool, DETAIL] = Field(True, description="capture a step and replay it, on a GPU")
+    kernels: Annotated[bool, DETAIL] = Field(
+        True, description="use hand-written kernels in a step, on a GPU that has Triton"
+    )
+    checkpoint_seconds: Annotated[float, DETAIL] = Field(
+        20.0, ge=0, le=1_000_000, description="least time between checkpoints"
+    )
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 leaves it to torch")
+    tensorboard: Annotated[bool, DETAIL] = Field(True, description="write event files for TensorBoard")
 
     method_settings: dict[str, Any] = Field(default_factory=dict)
 
@@ -170,7 +239,7 @@ def resolve(
     `method_settings` is the class of the method's own settings, `method_defaults` what its entry in METHODS fixes
     among all settings (`da` is self-training with `align = "da"`, LSSE has a learning rate of its own).
     """
-    method, name = str(chosen.get("method", "csda")), chosen.get("preset", "default")
+    method, name = str(chosen.get("method", "csda")), str(chosen.get("preset", "default"))
     if name not in PRESETS:
         raise ConfigError(f"preset = {name!r} is unknown; choose one of {', '.join(PRESETS)}")
     preset = PRESETS[name]
@@ -205,7 +274,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
             raise ConfigError(f"{key} is set twice; keep one of {key}={settings[key]} and {assignment}")
         try:
             settings[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except ValueError:  # no TOML, or a number of more digits than Python reads
             settings[key] = text.strip()
     return settings
 
@@ -257,9 +326,25 @@ def _unknown(key: str, known: list[str], method: str) -> str:
 
 
 def _explain(error: ValidationError) -> str:
-    """pydantic's findings in a line each, without its web addresses."""
-    findings = []
+    """pydantic's findings, one for each setting, without its web addresses."""
+    findings: dict[str, list[str]] = {}
     for finding in error.errors(include_url=False):
-        name = ".".join(str(part) for part in finding["loc"])
-        findings.append(f"{name} = {finding['input']!r}: {finding['msg'][0].lower()}{finding['msg'][1:]}")
-    return "; ".join(findings)
+        # Beside the setting and a position in its list stand pydantic's names of the kinds that it may be of.
+        setting, *place = finding["loc"]
+        name = ".".join([str(setting), *(str(part) for part in place if isinstance(part, int))])
+        words = finding["msg"]
+        plain = (
+            words.removeprefix("Value error,")
+            if finding["type"] == "value_error"
+            else f": {words[0].lower()}{words[1:]}"
+        )
+        findings.setdefault(f"{name} = {_shown(finding['input'])}", []).append(plain)
+    return "; ".join(value + ", or".join(words).replace(", or:", ", or") for value, words in findings.items())
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write out a number of more than 4,300 digits
+        return "a number of too many digits"
+    return text if len(text) <= 80 else f"{text[:80]}…"
