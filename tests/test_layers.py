@@ -13,7 +13,7 @@ import pytest
 import csda
 
 LAYERS = (
-    ("errors", "alignment", "losses", "metrics", "progress", "replay"),
+    ("errors", "arguments", "alignment", "losses", "metrics", "progress", "replay"),
     ("distributed",),
     ("fast",),
     ("marginals", "condition_queue", "models", "data", "config"),
@@ -62,6 +62,7 @@ def test_imports_point_downward(path: Path) -> None:
     ("statement", "absent"),
     [
         ("import csda", "torch"),
+        ("import csda; assert {'ClassMarginals', 'VariableConditionQueue', 'load', 'train'} <= {*dir(csda)}", "torch"),
         ("import csda.cli", "torch"),
         ("import csda.metrics", "torch"),
         ("import csda.report", "torch"),

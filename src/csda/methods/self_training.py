@@ -153,7 +153,7 @@ class SelfTraining(Method):
             model.update_teacher(self.settings.teacher_momentum)
         if self.refinement.queue is not None and self.settings.refresh == "epoch":
             if self.settings.rebuild:
-                self.refinement.queue.clear()
+                self.refinement.queue.reset()
             self._refresh_all(model, labeled_set, pool)
 
     def resume(self, pool: ImagePool) -> None:
