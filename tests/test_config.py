@@ -17,7 +17,16 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 import csda
-from csda.config import PRESETS, RunConfig, Settings, differences, format_config, parse_assignments, read_config
+from csda.config import (
+    PRESETS,
+    RunConfig,
+    Settings,
+    differences,
+    format_config,
+    parse_assignments,
+    parse_config,
+    read_config,
+)
 from csda.errors import ConfigError
 from csda.methods import METHODS, Entry
 from csda.methods.baseline import Baseline
@@ -256,6 +265,34 @@ def test_any_text_survives_the_file(text: str) -> None:
 
     config = RunConfig(data=text)
     assert tomllib.loads(format_config(config))["data"] == text
+
+
+def test_a_file_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """As it was written before a library did it: lists in one line, and without settings that are younger."""
+    file = tmp_path / "config.toml"
+    lines = ['data = "a \\"b\\" \\u0007"', "epochs = 3", "lr_decay_at = [0.1953125, 0.48828125]", "flip = true", ""]
+    file.write_text("\n".join([*lines, "[method_settings]", "gamma = 0.5", "layers = [0, 2, 4]", ""]), encoding="utf-8")
+    config = read_config(file)
+    assert (config.data, config.epochs, config.flip, config.threads) == ('a "b" \x07', 3, True, 0)
+    assert config.lr_decay_at == (0.1953125, 0.48828125)
+    assert config.method_settings == {"gamma": 0.5, "layers": [0, 2, 4]}
+    assert parse_config(format_config(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("epochs = ", "not a TOML file"),
+        ("speed = 3\n", "speed = 3: extra inputs"),
+        ("epochs = 0\n", "epochs = 0: input"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(text: str, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(f"{file}: {named}")) as caught:
+        read_config(file)
+    assert "\n" not in str(caught.value)
 
 
 def test_differences_are_listed_by_name() -> None:

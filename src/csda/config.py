@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import tomli_w
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -279,22 +280,29 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
     return settings
 
 
+def parse_config(text: str) -> RunConfig:
+    """The configuration of a text that `format_config` made, in this version or an older one."""
+    try:
+        return RunConfig(**tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not a TOML file ({error}); restore it or start a new run") from None
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
 def read_config(path: Path) -> RunConfig:
     """The configuration that a run folder holds."""
     try:
-        return RunConfig(**tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return parse_config(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a TOML file ({error}); restore it or start a new run") from None
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {_explain(error)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def format_config(config: RunConfig) -> str:
     """TOML text of a configuration; settings that are None are left out."""
-    values = config.model_dump(exclude_none=True)
-    own = values.pop("method_settings")
-    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
-    return "\n".join([*lines, "", "[method_settings]", *(f"{key} = {_toml(value)}" for key, value in own.items()), ""])
+    return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
 def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
@@ -303,20 +311,6 @@ def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
     left |= left.pop("method_settings")
     right |= right.pop("method_settings")
     return [f"{key}: {right.get(key)!r} → {left.get(key)!r}" for key in left | right if left.get(key) != right.get(key)]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        escaped = "".join(
-            c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}"
-            for c in value.replace("\\", "\\\\").replace('"', '\\"')
-        )
-        return f'"{escaped}"'
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_toml(item) for item in value)}]"
-    return repr(value)
 
 
 def _unknown(key: str, known: list[str], method: str) -> str:
