@@ -93,6 +93,13 @@ def test_methods_are_listed(csda: Command) -> None:
     code, output, _ = csda("methods", "csda")
     assert code == 0
     assert "capacity" in output
+    assert "teacher_mode" not in output
+    code, output, _ = csda("methods", "csda", "--all")
+    assert code == 0
+    assert "teacher_mode" in output
+    code, _, errors = csda("methods", "cdsa")
+    assert code == 2
+    assert "method = 'cdsa' is unknown; choose one of" in errors
 
 
 def _refused(result: tuple[int, str, str], *expected: str) -> str:
@@ -109,7 +116,7 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
     ("words", "expected"),
     [
         (["--set", "epocs=3"], "unknown setting 'epocs' for method 'csda': did you mean epochs"),
-        (["--set", "zzz=3"], "`csda methods csda` lists all settings"),
+        (["--set", "zzz=3"], "`csda methods csda --all` lists all settings"),
         (["--set", "epochs=0"], "epochs = 0: input should be greater than or equal to 1"),
         (["--set", "epochs=many"], "epochs = 'many'"),
         (["--set", "dropout=1.5"], "dropout = 1.5"),

@@ -14,7 +14,7 @@ import typer.main
 from csda.cli import app
 from csda.config import PRESETS, RunConfig, Settings
 from csda.methods import METHODS
-from csda.methods.catalog import KINDS, format_value, list_kinds
+from csda.methods.catalog import format_value, list_values
 
 NOTE = "<!-- Written by docs/reference/generate.py. Change the code, then run it. -->"
 
@@ -64,7 +64,8 @@ def render_settings() -> str:
         NOTE,
         "",
         "All of these can be given with `--set key=value`; an unknown key or a value out of range is refused. Those of",
-        "the first table belong to every method. `csda methods NAME` prints the settings of one method.",
+        "the first table belong to every method. `csda methods NAME` prints those of one method with the\n"
+        "values that a run on your machine would use.",
         "A run folder's `config.toml` holds them all.",
         "",
         "## Of every run",
@@ -168,14 +169,9 @@ def _settings(settings: type[Settings]) -> list[str]:
 
 
 def _values(field: Any) -> str:
-    """The type in words, the choices, and the bounds."""
-    limits = []
-    for each in field.metadata:
-        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
-            if hasattr(each, name):
-                limits.append(f"{sign} {format_value(getattr(each, name))}")
-    kinds = [kind if kind.strip("[], …") in KINDS.values() else f"`{kind}`" for kind in list_kinds(field.annotation)]
-    return ", ".join([" or ".join(kinds), *limits])
+    """The choices, or the kind with its limits."""
+    values = list_values(field.annotation, field.metadata)
+    return " or ".join(f"`{value}`" if value.isidentifier() and value != "text" else value for value in values)
 
 
 def _assignments(settings: Iterable[tuple[str, Any]]) -> str:

@@ -90,7 +90,7 @@ class RunConfig(Settings):
     source: Annotated[Text | None, DETAIL] = Field(
         None, description="how to read the folder; recognised by its layout when not given"
     )
-    split: Text | None = Field(None, description="split CSV, or folder of published lists")
+    split: Text | None = Field(None, description="split CSV, or folder of split lists")
     image_column: Annotated[Text, DETAIL] = Field("image", description="column of a CSV that names the image")
     label_column: Annotated[Text, DETAIL] = Field("label", description="column of a CSV that has the label")
     group_column: Annotated[Text, DETAIL] = Field("group", description="column of a CSV that has the patient or group")
@@ -125,7 +125,7 @@ class RunConfig(Settings):
 
     backbone: Text = Field("alexnet", description="alexnet (the paper's) or resnet18")
     dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="share of features that a step leaves out")
-    lr: float = Field(0.0128, gt=0, le=100, description="learning rate, of losses that are means")
+    lr: float = Field(0.0128, gt=0, le=100, description="learning rate, for mean losses")
     lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at a decay")
     lr_decay_at: Annotated[tuple[Share, ...], AfterValidator(_rising), DETAIL] = Field(
         (50 / 256, 125 / 256), description="shares of the epochs after which the learning rate decays"
@@ -138,9 +138,7 @@ class RunConfig(Settings):
     translation: Annotated[float, DETAIL] = Field(0.1, ge=0, lt=1, description="largest shift, as a share of the image")
     flip: bool = Field(False, description="mirror images at random")
 
-    prior_correction: Literal["none", "labeled"] = Field(
-        "none", description="divide out labeled frequencies in scoring"
-    )
+    prior_correction: Literal["none", "labeled"] = Field("none", description="undo label frequencies when scoring")
 
     device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
     precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="on a GPU bf16 unless chosen")
@@ -315,7 +313,7 @@ def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
 
 def _unknown(key: str, known: list[str], method: str) -> str:
     close = difflib.get_close_matches(key, known, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"`csda methods {method}` lists all settings"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"`csda methods {method} --all` lists all settings"
     return f"unknown setting {key!r} for method {method!r}: {hint}"
 
 

@@ -25,11 +25,11 @@ class RefinementSettings(Settings):
     """Settings of alignment and queue."""
 
     align: Literal["none", "da", "csda"] = Field("csda", description="how guesses are corrected")
-    momentum: float = Field(0.95, ge=0, lt=1, description="how slowly averages of classes follow")
+    momentum: float = Field(0.95, ge=0, lt=1, description="how slowly class averages follow")
     temperature: Annotated[Literal["adaptive", "unlabeled"] | Annotated[float, Field(ge=0, le=10)], Reading(7)] = Field(
         1.0,
-        description="how much of the differences between labeled averages is aligned to: 1 is all, 0 none; adaptive is "
-        "less the surer the network is of a class on labeled images, unlabeled on unlabeled ones",
+        description="how peaked labeled averages stay: 1 as they are, 0 flat; adaptive: flatter for classes that are "
+        "sure on labeled images, unlabeled: on unlabeled ones",
     )
     temperature_floor: Annotated[float, Reading(7)] = Field(
         0.0, ge=0, le=1, description="the least that temperature is where it is no number"
@@ -49,7 +49,7 @@ class RefinementSettings(Settings):
 
     queue: Literal["none", "vcq"] = Field("vcq", description="whether a queue chooses the samples")
     capacity: int = Field(512, ge=1, le=MAX_CAPACITY, description="samples that the queue holds")
-    gamma: float = Field(1.0, ge=0, le=10, description="room by confidence; 0: equal for classes")
+    gamma: float = Field(1.0, ge=0, le=10, description="0 shares it equally, 1 by confidence")
     delta: float = Field(0.25, ge=0, le=1, description="most confidence needed to be queued")
     minimum_length: Annotated[int, Reading(10)] = Field(
         0, ge=0, le=MAX_CAPACITY, description="samples of each class that the queue has room for in any case"

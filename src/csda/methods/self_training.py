@@ -40,7 +40,7 @@ class SelfTrainingSettings(MixingSettings, RefinementSettings):
     weight_ramp: Annotated[bool, Reading(20)] = Field(
         True, description="the weight of the loss on guesses grows from zero; false: it is constant"
     )
-    teacher: Literal["ema", "none"] = Field("ema", description="averaged weights guess, or the student")
+    teacher: Literal["ema", "none"] = Field("ema", description="whether averaged weights guess")
     teacher_start: Annotated[Literal["copy", "initial"], Reading(16)] = Field(
         "copy", description="the average begins as the student after the labels-only epochs, or before them"
     )
