@@ -93,6 +93,13 @@ def test_methods_are_listed(csda: Command) -> None:
     code, output, _ = csda("methods", "csda")
     assert code == 0
     assert "capacity" in output
+    assert "teacher_mode" not in output
+    code, output, _ = csda("methods", "csda", "--all")
+    assert code == 0
+    assert "teacher_mode" in output
+    code, _, errors = csda("methods", "cdsa")
+    assert code == 2
+    assert "method = 'cdsa' is unknown; choose one of" in errors
 
 
 def _refused(result: tuple[int, str, str], *expected: str) -> str:
@@ -109,7 +116,7 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
     ("words", "expected"),
     [
         (["--set", "epocs=3"], "unknown setting 'epocs' for method 'csda': did you mean epochs"),
-        (["--set", "zzz=3"], "`csda methods csda` lists all settings"),
+        (["--set", "zzz=3"], "`csda methods csda --all` lists all settings"),
         (["--set", "epochs=0"], "epochs = 0: input should be greater than or equal to 1"),
         (["--set", "epochs=many"], "epochs = 'many'"),
         (["--set", "dropout=1.5"], "dropout = 1.5"),
@@ -173,8 +180,8 @@ def test_images_that_cannot_be_read_are_named(csda: Command, tiny_run: Run, tmp_
 
 
 def test_a_loss_that_is_not_finite_is_a_message(csda: Command, tiny_images: Path, tmp_path: Path) -> None:
-    words = arguments(tiny_images, tmp_path / "run", {"lr": 1e30, "tensorboard": "false"})
-    _refused(csda(*words), "csda: the loss is not finite in epoch 1; give a lower lr than 1e+30")
+    words = arguments(tiny_images, tmp_path / "run", {"lr": 100, "tensorboard": "false"})
+    _refused(csda(*words), "csda: the loss is not finite in epoch 1; give a lower lr than 100.0")
     assert not (tmp_path / "run" / "result.json").exists()
 
 

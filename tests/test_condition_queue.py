@@ -199,7 +199,7 @@ def test_contents_do_not_change_under_the_caller():
     contents = queue.contents()
     copies = [values.clone() for values in contents]
     queue.push(torch.tensor([2]), sure(1), EVEN, EVEN)
-    queue.clear()
+    queue.reset()
     assert all(torch.equal(values, copy) for values, copy in zip(contents, copies, strict=True))
     assert held(queue) == []
 
@@ -302,3 +302,75 @@ def test_images_stay_beside_their_samples(repeats: Any, evict: Any) -> None:
         counts.add(int(queue.mask.sum()))
     assert len(counts) > 3
     assert "images" not in queue.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"num_classes": 0}, "`num_classes` to be a whole number of at least 1, but got 0"),
+        ({"capacity": 0}, "`capacity` to be a whole number from 1 to 100000, but got 0"),
+        ({"capacity": 10**12}, "`capacity` to be a whole number from 1 to 100000"),
+        ({"capacity": 2.5}, "`capacity`"),
+        ({"gamma": -1.0}, "`gamma` to be a number of at least 0, but got -1.0"),
+        ({"gamma": float("inf")}, "`gamma`"),
+        ({"delta": 1.1}, "`delta` to be a number from 0 to 1, but got 1.1"),
+        ({"minimum_length": -1}, "`minimum_length` to be a whole number of at least 0, but got -1"),
+        ({"repeats": "twice"}, "`repeats` to be one of 'refresh', 'keep', but got 'twice'"),
+        ({"evict": "newest"}, "`evict` to be one of 'oldest', 'least_confident', but got 'newest'"),
+        ({"target_size": 0}, "`target_size` to be a whole number of at least 1, but got 0"),
+        ({"image_shape": (8, 0, 3)}, "`image_shape` to be a whole number of at least 1, but got 0"),
+    ],
+)
+def test_a_wrong_argument_is_named(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        VariableConditionQueue(**{"num_classes": 3, "capacity": 6} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"indices": torch.zeros(2)}, "`indices` to be of the dtype int64, but got torch.float32"),
+        ({"indices": torch.zeros(2, 1, dtype=torch.int64)}, r"`indices` to have the shape \[2\]"),
+        ({"aligned": torch.full((3, 2), 0.5)}, r"`aligned` to have the shape \[2, 2\], but got \[3, 2\]"),
+        ({"aligned": torch.full((2, 3), 0.3)}, r"`aligned` to have the shape \[2, 2\], but got \[2, 3\]"),
+        ({"labeled_confidence": torch.ones(3)}, r"`labeled_confidence` to have the shape \[2\]"),
+        ({"unlabeled_confidence": torch.ones(1, 2)}, r"`unlabeled_confidence` to have the shape \[2\]"),
+        ({"targets": torch.ones(2, 2)}, r"`targets` to have the shape \[2, 5\]"),
+        ({"targets": None}, r"`targets` of the shape \[2, 5\], but got none"),
+        ({"images": None}, r"`images` of the shape \[2, 4, 4, 3\], but got none"),
+        ({"images": torch.zeros(2, 4, 4, 1, dtype=torch.uint8)}, r"`images` to have the shape \[2, 4, 4, 3\]"),
+    ],
+)
+def test_a_push_that_does_not_fit_is_refused(wrong: dict[str, Any], named: str) -> None:
+    queue = VariableConditionQueue(2, 6, target_size=5, image_shape=(4, 4, 3))
+    fitting = {
+        "indices": torch.arange(2),
+        "aligned": torch.eye(2),
+        "labeled_confidence": torch.ones(2),
+        "unlabeled_confidence": torch.ones(2),
+        "targets": torch.ones(2, 5),
+        "images": torch.zeros(2, 4, 4, 3, dtype=torch.uint8),
+    }
+    queue.push(**fitting)
+    assert queue.counts().tolist() == [1, 1]
+    with pytest.raises(ValueError, match=named):
+        queue.push(**fitting | wrong)
+    assert queue.counts().tolist() == [1, 1]
+
+
+def test_reset_goes_back_to_the_beginning_in_place() -> None:
+    queue, fresh = VariableConditionQueue(2, 6), VariableConditionQueue(2, 6)
+    places = {name: values.data_ptr() for name, values in queue.named_buffers()}
+    queue.push(torch.tensor([3, 4]), torch.eye(2), EVEN, EVEN)
+    assert queue.mask.any()
+    queue.reset()
+    for name, values in queue.named_buffers():
+        assert values.data_ptr() == places[name]
+        assert torch.equal(values, fresh.get_buffer(name)), name
+
+
+def test_the_settings_are_shown() -> None:
+    assert repr(VariableConditionQueue(2, 6, evict="least_confident", target_size=5)) == (
+        "VariableConditionQueue(num_classes=2, capacity=6, gamma=1.0, delta=0.25, minimum_length=0, "
+        "repeats='refresh', evict='least_confident', target_size=5)"
+    )

@@ -16,7 +16,7 @@ import csda
 from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
-    ("errors", "alignment", "losses", "metrics"),
+    ("errors", "arguments", "alignment", "losses", "metrics"),
     ("config", "progress", "distributed"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine"),
@@ -142,6 +142,7 @@ main()
     ("statement", "absent"),
     [
         ("import csda", "torch"),
+        ("import csda; assert {'ClassMarginals', 'VariableConditionQueue', 'load', 'train'} <= {*dir(csda)}", "torch"),
         ("import csda.cli", "torch"),
         ("import csda.metrics", "torch"),
         ("import csda.report", "torch"),

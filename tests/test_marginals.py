@@ -310,3 +310,86 @@ def test_two_processes_hold_what_one_would(tmp_path: Path):
         torch.testing.assert_close(first[name], dict(alone.state_dict()))
         for key, values in first[name].items():
             assert torch.equal(values, second[name][key])
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "named"),
+    [
+        (ClassMarginals, {"num_classes": 0}, "`num_classes` to be a whole number of at least 1, but got 0"),
+        (ClassMarginals, {"num_classes": 2.0}, "`num_classes`"),
+        (ClassMarginals, {"momentum": 2}, "`momentum` to be a number from 0 to 1, which is excluded, but got 2"),
+        (ClassMarginals, {"momentum": 1.0}, "`momentum`"),
+        (ClassMarginals, {"momentum": True}, "`momentum`"),
+        (ClassMarginals, {"momentum": float("nan")}, "`momentum`"),
+        (ClassMarginals, {"temperature": -5}, "`temperature` to be a number of at least 0, but got -5"),
+        (ClassMarginals, {"temperature": "adaptiv"}, "`temperature` to be one of 'adaptive', 'unlabeled'"),
+        (ClassMarginals, {"temperature_floor": 1.5}, "`temperature_floor` to be a number from 0 to 1, but got 1.5"),
+        (ClassMarginals, {"condition": "x"}, "`condition` to be one of 'label', 'prediction', but got 'x'"),
+        (ClassMarginals, {"absent": "keep"}, "`absent` to be one of 'replace', 'ema'"),
+        (ClassMarginals, {"share": "all"}, "`share` to be one of 'class', 'batch'"),
+        (ClassMarginals, {"num_labels": 0}, "`num_labels` to be a whole number of at least 1, but got 0"),
+        (AgnosticMarginals, {"num_classes": -1}, "`num_classes`"),
+        (AgnosticMarginals, {"momentum": -0.1}, "`momentum`"),
+        (AgnosticMarginals, {"source": "both"}, "`source` to be one of 'prediction', 'label', but got 'both'"),
+        (AgnosticMarginals, {"num_labels": 1.5}, "`num_labels`"),
+    ],
+)
+def test_a_wrong_argument_is_named(kind: type[Any], wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        kind(**{"num_classes": 3} | wrong)
+
+
+@pytest.mark.parametrize("kind", [ClassMarginals, AgnosticMarginals])
+@pytest.mark.parametrize("update", ["start", "update_labeled"])
+@pytest.mark.parametrize(
+    ("shape", "labels", "named"),
+    [
+        ((2, 3), [0, 3], "`labels` to be whole numbers from 0 to 2, but got 3"),
+        ((2, 3), [-1, 0], "`labels` to be whole numbers from 0 to 2, but got -1"),
+        ((2, 3), [0.5, 0.0], "`labels` to be whole numbers from 0 to 2, but got 0.5"),
+        ((2, 3), [0], r"`labels` to have the shape \[2\], but got \[1\]"),
+        ((2, 4), [0, 1], r"`probs` to have the shape \[2, 3\], but got \[2, 4\]"),
+        ((3,), [0, 1, 2], r"`probs` to have the shape \[3, 3\], but got \[3\]"),
+    ],
+)
+def test_labels_and_predictions_that_do_not_fit_are_refused(
+    kind: type[Any], update: str, shape: tuple[int, ...], labels: list[float], named: str
+) -> None:
+    marginals = kind(3)
+    before = {name: values.clone() for name, values in marginals.state_dict().items()}
+    with pytest.raises(ValueError, match=named):
+        getattr(marginals, update)(torch.full(shape, 1 / 3), torch.tensor(labels))
+    assert all(torch.equal(values, before[name]) for name, values in marginals.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [ClassMarginals, AgnosticMarginals])
+@pytest.mark.parametrize("update", ["update_unlabeled", "align"])
+def test_predictions_for_other_classes_are_refused(kind: type[Any], update: str) -> None:
+    with pytest.raises(ValueError, match=r"`probs` to have the shape \[5, 3\], but got \[5, 2\]"):
+        getattr(kind(3), update)(torch.full((5, 2), 0.5))
+    with pytest.raises(ValueError, match=r"`probs` to have the shape \[5, 4, 2\], but got \[5, 2\]"):
+        getattr(kind(2, num_labels=4), update)(torch.full((5, 2), 0.5))
+
+
+@pytest.mark.parametrize("kind", [ClassMarginals, AgnosticMarginals])
+def test_reset_goes_back_to_the_beginning_in_place(kind: type[Any]) -> None:
+    marginals, fresh = kind(3), kind(3)
+    places = {name: values.data_ptr() for name, values in marginals.named_buffers()}
+    marginals.start(torch.eye(3), torch.arange(3))
+    marginals.update_unlabeled(torch.eye(3))
+    assert not torch.equal(marginals.labeled_observed, fresh.labeled_observed)
+    marginals.reset()
+    for name, values in marginals.named_buffers():
+        assert values.data_ptr() == places[name]
+        assert torch.equal(values, fresh.get_buffer(name)), name
+
+
+def test_the_settings_are_shown() -> None:
+    shown = repr(ClassMarginals(3, 0.9, 0.5, condition="prediction", num_labels=2))
+    assert shown == (
+        "ClassMarginals(num_classes=3, momentum=0.9, temperature=0.5, temperature_floor=0.0, condition='prediction', "
+        "absent='replace', share='class', num_labels=2)"
+    )
+    assert repr(AgnosticMarginals(3)) == (
+        "AgnosticMarginals(num_classes=3, momentum=0.95, source='prediction', num_labels=None)"
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from csda.config import PRESETS, RunConfig
+from csda.config import PRESETS, Reading, RunConfig
 from csda.methods import METHODS
 from csda.training import configure
 
@@ -131,17 +131,20 @@ def test_the_column_of_the_paper_is_its_preset() -> None:
             assert str(settings[key]).lower() == value, f"row {row['#']}: {key} is {settings[key]}"
 
 
-def test_every_setting_that_the_code_marks_as_open_is_explained() -> None:
-    """A comment `# 7` behind a setting of a method names its row here."""
-    for module in ("refinement", "self_training"):
-        source = inspect.getsource(import_module(f"csda.methods.{module}"))
-        for setting, number in re.findall(r"^    (\w+): .*  # (\d+)$", source, re.MULTILINE):
-            row = READINGS[int(number) - 1]
-            assert f"`{setting}" in " ".join(row.values()), f"row {number} does not name {setting}"
+def test_every_setting_that_the_code_marks_as_a_reading_is_explained() -> None:
+    marked = {
+        setting: mark.row
+        for setting, field in (RunConfig.model_fields | METHODS["csda"].settings.model_fields).items()
+        for mark in field.metadata
+        if isinstance(mark, Reading)
+    }
+    assert len(marked) == 20
+    for setting, number in marked.items():
+        assert f"`{setting}" in " ".join(READINGS[number - 1].values()), f"row {number} does not name {setting}"
 
 
 def test_every_setting_in_which_paper_and_default_differ_is_explained() -> None:
     known = RunConfig.model_fields.keys() | METHODS["csda"].settings.model_fields.keys()
     named = {key for row in READINGS for key, _ in _assignments(" ".join(row.values()))}
     assert named <= known
-    assert PRESETS["paper"]["method_settings"].keys() <= named
+    assert PRESETS["paper"].methods["csda"].keys() <= named

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -209,7 +210,36 @@ def _other_config(path: Path) -> None:
     torch.save(state, path)
 
 
-DAMAGES = [_truncate, _empty, _flip, _foreign, _list, _text, _pickled_code, _saved_code, _other_config]
+def _unknown_setting(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    state["config"] = "speed = 3\n" + state["config"]
+    torch.save(state, path)
+
+
+DAMAGES = [
+    _truncate,
+    _empty,
+    _flip,
+    _foreign,
+    _list,
+    _text,
+    _pickled_code,
+    _saved_code,
+    _other_config,
+    _unknown_setting,
+]
+
+
+def test_a_checkpoint_with_its_settings_in_another_form_goes_on(stopped: Path, tiny_images: Path) -> None:
+    """As files had them before a library wrote them: lists in one line."""
+    path = stopped / "checkpoint.pt"
+    state = torch.load(path, weights_only=True)
+    state["config"], changed = re.subn(
+        r"\[\n([^\]]*?),\n\]", lambda match: f"[{' '.join(match[1].split())}]", state["config"]
+    )
+    assert changed
+    torch.save(state, path)
+    assert train_tiny(tiny_images, stopped, resume=True).finished
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__.strip("_"))

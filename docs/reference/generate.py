@@ -14,7 +14,7 @@ import typer.main
 from csda.cli import app
 from csda.config import PRESETS, RunConfig, Settings
 from csda.methods import METHODS
-from csda.methods.catalog import KINDS, format_value, list_kinds
+from csda.methods.catalog import format_value, list_values
 
 NOTE = "<!-- Written by docs/reference/generate.py. Change the code, then run it. -->"
 
@@ -64,7 +64,8 @@ def render_settings() -> str:
         NOTE,
         "",
         "All of these can be given with `--set key=value`; an unknown key or a value out of range is refused. Those of",
-        "the first table belong to every method. `csda methods NAME` prints the settings of one method.",
+        "the first table belong to every method. `csda methods NAME` prints those of one method with the\n"
+        "values that a run on your machine would use.",
         "A run folder's `config.toml` holds them all.",
         "",
         "## Of every run",
@@ -90,12 +91,17 @@ def render_settings() -> str:
     ]
     lines += [*_table(("method", "what it is", "paper", "stands for"), methods), "", "## Presets", ""]
     lines += [
-        "A preset changes defaults; a setting that the method does not have is left out. Without a GPU the preset is",
-        "`quick` unless told otherwise, with one `default`.",
+        "A preset changes defaults: of every run, and of a method that it names. Without a GPU the preset is `quick`",
+        "unless told otherwise, with one `default`.",
         "",
     ]
-    changes = [(f"`{name}`", _assignments(_flat(preset)) or "the defaults above") for name, preset in PRESETS.items()]
-    return "\n".join([*lines, *_table(("preset", "changes"), changes)]) + "\n"
+    changes = []
+    for name, preset in PRESETS.items():
+        groups: dict[str, list[str]] = {_assignments(preset.run.items()): ["every run"]} if preset.run else {}
+        for method, own in preset.methods.items():
+            groups.setdefault(_assignments(own.items()), []).append(f"`{method}`")
+        changes += [(f"`{name}`", ", ".join(users), settings) for settings, users in groups.items()]
+    return "\n".join([*lines, *_table(("preset", "of", "changes"), changes)]) + "\n"
 
 
 PAGES: dict[str, Callable[[], str]] = {"cli.md": render_cli, "settings.md": render_settings}
@@ -163,24 +169,13 @@ def _settings(settings: type[Settings]) -> list[str]:
 
 
 def _values(field: Any) -> str:
-    """The type in words, the choices, and the bounds."""
-    limits = []
-    for each in field.metadata:
-        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
-            if hasattr(each, name):
-                limits.append(f"{sign} {format_value(getattr(each, name))}")
-    kinds = [kind if kind.strip("[], …") in KINDS.values() else f"`{kind}`" for kind in list_kinds(field.annotation)]
-    return ", ".join([" or ".join(kinds), *limits])
+    """The choices, or the kind with its limits."""
+    values = list_values(field.annotation, field.metadata)
+    return " or ".join(f"`{value}`" if value.isidentifier() and value != "text" else value for value in values)
 
 
 def _assignments(settings: Iterable[tuple[str, Any]]) -> str:
     return ", ".join(f"`{key} = {format_value(value)}`" for key, value in settings)
-
-
-def _flat(preset: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in preset.items() if key != "method_settings"] + list(
-        preset.get("method_settings", {}).items()
-    )
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

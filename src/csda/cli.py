@@ -135,17 +135,20 @@ def report(
 
 
 @app.command()
-def methods(name: Annotated[str | None, typer.Argument(help="A method, to see all its settings.")] = None) -> None:
-    """List the methods; with a name, that method's settings and their defaults."""
-    from csda.methods import METHODS
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, to see its settings.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All its settings, the readings of the paper among them.")
+    ] = False,
+) -> None:
+    """List the methods; with a name, that method's settings and the values that a run here would use."""
     from csda.methods.catalog import methods_table, settings_table
+    from csda.training import configure
 
     if name is None:
         _print(methods_table())
-    elif name in METHODS:
-        _print(settings_table(name))
     else:
-        raise CsdaError(f"method {name!r} is unknown; choose one of {', '.join(METHODS)}")
+        _print(settings_table(configure({"method": name}), configure({"method": name, "preset": "paper"}), every=every))
 
 
 @app.command()

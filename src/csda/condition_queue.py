@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from csda.alignment import admitted, queue_lengths, thresholds
+from csda.arguments import require_choice, require_number, require_shape, require_whole
 from csda.errors import ConfigError
+
+MAX_CAPACITY = 100_000
+"""More slots than a step could train on; `queue_lengths` is exact for five times as many."""
 
 
 class VariableConditionQueue(nn.Module):
@@ -67,6 +71,17 @@ class VariableConditionQueue(nn.Module):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
+        require_whole("num_classes", num_classes, 1)
+        require_whole("capacity", capacity, 1, MAX_CAPACITY)
+        require_number("gamma", gamma)
+        require_number("delta", delta, 1)
+        require_whole("minimum_length", minimum_length, 0)
+        require_choice("repeats", repeats, "refresh", "keep")
+        require_choice("evict", evict, "oldest", "least_confident")
+        if target_size is not None:
+            require_whole("target_size", target_size, 1)
+        for size in image_shape or ():
+            require_whole("image_shape", size, 1)
         if minimum_length * num_classes > capacity:
             raise ConfigError(
                 f"A queue with capacity = {capacity} cannot hold minimum_length = {minimum_length} samples of each of "
@@ -111,6 +126,7 @@ class VariableConditionQueue(nn.Module):
             targets: [B, target_size], what to train on; the aligned predictions if not given.
             images: uint8 [B, H, W, C], needed by a queue that holds images, of no use to another.
         """
+        self._require(indices, aligned, labeled_confidence, unlabeled_confidence, targets, images)
         indices, aligned = self._gather(indices), self._gather(aligned)
         targets = aligned if targets is None else self._gather(targets)
         confidences, classes = aligned.max(-1)
@@ -142,8 +158,7 @@ class VariableConditionQueue(nn.Module):
         ):
             stored.copy_(candidates.index_select(0, source).masked_fill(empty, 0))
         self.mask.copy_(slots < number)
-        if self.images is not None:
-            assert images is not None, "a queue that holds images is pushed images"
+        if self.images is not None and images is not None:
             images = self._gather(images)
             last = len(images) - 1
             rows = torch.where(source <= last, last - source, source)  # here the pushed samples are not reversed
@@ -158,10 +173,46 @@ class VariableConditionQueue(nn.Module):
         every = torch.arange(self.num_classes, device=self.classes.device)
         return ((self.classes[:, None] == every) & self.mask[:, None]).sum(0)
 
-    def clear(self) -> None:
-        """Empty all slots."""
+    def reset(self) -> None:
+        """Empty all slots, in place."""
         for values in self.buffers():
             values.zero_()
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_classes={self.num_classes}, capacity={self.capacity}, gamma={self.gamma}, delta={self.delta}, "
+            f"minimum_length={self.minimum_length}, repeats={self.repeats!r}, evict={self.evict!r}, "
+            f"target_size={self.targets.shape[1]}"
+        )
+
+    def _require(
+        self,
+        indices: Tensor,
+        aligned: Tensor,
+        labeled_confidence: Tensor,
+        unlabeled_confidence: Tensor,
+        targets: Tensor | None,
+        images: Tensor | None,
+    ) -> None:
+        """Shapes alone: the values stay on the device."""
+        count = indices.numel()
+        if indices.dtype != torch.int64:
+            raise ValueError(f"Expected argument `indices` to be of the dtype int64, but got {indices.dtype}.")
+        require_shape("indices", indices, count)
+        require_shape("aligned", aligned, count, self.num_classes)
+        require_shape("labeled_confidence", labeled_confidence, self.num_classes)
+        require_shape("unlabeled_confidence", unlabeled_confidence, self.num_classes)
+        if targets is not None:
+            require_shape("targets", targets, count, self.targets.shape[1])
+        elif self.targets.shape[1] != self.num_classes:
+            raise ValueError(
+                f"Expected argument `targets` of the shape {[count, self.targets.shape[1]]}, but got none."
+            )
+        if self.images is not None:
+            shape = (count, *self.images.shape[1:])
+            if images is None:
+                raise ValueError(f"Expected argument `images` of the shape {list(shape)}, but got none.")
+            require_shape("images", images, *shape)
 
     def _gather(self, values: Tensor) -> Tensor:
         if self.process_group is None:

@@ -7,22 +7,59 @@ as `method_settings`, complete with defaults, so that `config.toml` says all tha
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+import tomli_w
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from csda.errors import ConfigError
 
 Setting = bool | int | float | str
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Marks a setting that switches between readings of the paper, with its row in docs/explanation/readings.md."""
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Marks a setting that few will change; `csda methods NAME` shows it with --all alone."""
+
+
+DETAIL = Detail()
+
+
 class Settings(BaseModel):
-    """Base of all settings: no unknown key, no change after the start, no NaN."""
+    """Base of all settings: no unknown key, no change after the start, no NaN, no true or false for a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number_is_no_truth_value(cls, value: object, info: ValidationInfo) -> object:
+        assert info.field_name is not None
+        annotation = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and annotation is not bool and True not in get_args(annotation):
+            raise ValueError("is no value for it; give a number or text")
+        return value
 
 
 def _as_text(value: object) -> object:
@@ -30,108 +67,167 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name, re.ASCII):
+        raise ValueError("is unknown; give auto, cpu or cuda")
+    return name
+
+
+def _rising(shares: tuple[float, ...]) -> tuple[float, ...]:
+    if any(later <= earlier for earlier, later in pairwise(shares)):
+        raise ValueError("does not rise; give the shares in order")
+    return shares
+
+
+Text = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(gt=0, lt=1, strict=True)]
+
+
 class RunConfig(Settings):
     """The settings that every method has."""
 
-    data: str = Field("synthetic", description="folder of images, or 'synthetic'")
-    source: str | None = Field(None, description="how to read the folder; recognised by its layout when not given")
-    split: str | None = Field(None, description="split CSV, or the folder with a set's published lists")
-    image_column: str = Field("image", description="of a CSV with labels")
-    label_column: str = Field("label", description="of a CSV with labels")
-    group_column: str = Field("group", description="of a CSV with labels")
-    split_column: str = Field("split", description="of a CSV with labels")
+    data: Text = Field("synthetic", description="folder of images, or 'synthetic'")
+    source: Annotated[Text | None, DETAIL] = Field(
+        None, description="how to read the folder; recognised by its layout when not given"
+    )
+    split: Text | None = Field(None, description="split CSV, or folder of split lists")
+    image_column: Annotated[Text, DETAIL] = Field("image", description="column of a CSV that names the image")
+    label_column: Annotated[Text, DETAIL] = Field("label", description="column of a CSV that has the label")
+    group_column: Annotated[Text, DETAIL] = Field("group", description="column of a CSV that has the patient or group")
+    split_column: Annotated[Text, DETAIL] = Field("split", description="column of a CSV that names the part")
     split_by: Literal["image", "group"] | None = Field(
         None, description="what never crosses parts; groups where they are known when not given"
     )
-    split_seed: int | None = Field(None, ge=0, lt=2**31, description="of the split; the run's seed when not given")
-    labels: Annotated[str | None, BeforeValidator(_as_text)] = Field(
+    split_seed: Annotated[int | None, DETAIL] = Field(
+        None, ge=0, lt=2**31, description="of the split; the run's seed when not given"
+    )
+    labels: Annotated[Text | None, BeforeValidator(_as_text)] = Field(
         None, description="labels to keep: 300, 10%, 20/class or 10% of groups; all when not given"
     )
-    uncertain: Literal["remove", "zeros", "ones"] = Field("remove", description="CheXpert's uncertain cells")
-    max_unreadable: float = Field(0.01, ge=0, le=1, description="share of images that may be unreadable")
-
-    method: str = Field("csda", description="one of `csda methods`")
-    preset: str = Field("default", description="paper, default or quick")
-    seed: int = Field(0, ge=0, lt=2**31)
-
-    epochs: int = Field(40, ge=1)
-    steps_per_epoch: int = Field(250, ge=1)
-    warm_up_epochs: int = Field(1, ge=1, description="epochs on labels alone at the start")
-    image_size: int = Field(128, ge=32)
-    batch_size: int = Field(128, ge=2, description="labeled images a step")
-    unlabeled_batch_size: int = Field(128, ge=2, description="unlabeled images a step")
-    eval_batch_size: int = Field(512, ge=1)
-
-    backbone: str = Field("alexnet", description="alexnet (the paper's) or resnet18")
-    dropout: float = Field(0.5, ge=0, lt=1)
-    lr: float = Field(0.0128, gt=0, description="of losses that are means; the paper's 1e-4 is for sums over 128")
-    lr_decay: float = Field(0.1, gt=0, le=1)
-    lr_decay_at: tuple[float, ...] = Field((50 / 256, 125 / 256), description="shares of the epochs")
-    ramp: Literal["epoch", "step"] = Field("epoch", description="whether η grows by epoch or by step")
-
-    rotation: float = Field(10.0, ge=0, le=180, description="degrees")
-    translation: float = Field(0.1, ge=0, lt=1, description="share of the image")
-    flip: bool = Field(False, description="mirror images at random, for pictures without an up and a left")
-
-    prior_correction: Literal["none", "labeled"] = Field(
-        "none", description="divide the labeled class frequencies out of the probabilities when scoring"
+    uncertain: Annotated[Literal["remove", "zeros", "ones"], DETAIL] = Field(
+        "remove", description="what becomes of CheXpert's uncertain cells"
+    )
+    max_unreadable: Annotated[float, DETAIL] = Field(
+        0.01, ge=0, le=1, description="share of images that may be unreadable"
     )
 
-    device: str = Field("auto", description="auto, cpu or cuda")
+    method: Annotated[Text, DETAIL] = Field("csda", description="one of `csda methods`")
+    preset: Annotated[Text, DETAIL] = Field("default", description="paper, default or quick")
+    seed: int = Field(0, ge=0, lt=2**31, description="of data, split and training")
+
+    epochs: int = Field(40, ge=1, le=100_000, description="epochs in all")
+    steps_per_epoch: int = Field(250, ge=1, le=1_000_000, description="steps of an epoch")
+    warm_up_epochs: int = Field(1, ge=1, le=100_000, description="epochs on labels alone at the start")
+    image_size: int = Field(128, ge=32, le=4096, description="pixels of a side")
+    batch_size: int = Field(128, ge=2, le=65_536, description="labeled images a step")
+    unlabeled_batch_size: int = Field(128, ge=2, le=65_536, description="unlabeled images a step")
+    eval_batch_size: Annotated[int, DETAIL] = Field(
+        512, ge=1, le=65_536, description="images at a time when the network is scored"
+    )
+
+    backbone: Text = Field("alexnet", description="alexnet (the paper's) or resnet18")
+    dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="share of features that a step leaves out")
+    lr: float = Field(0.0128, gt=0, le=100, description="learning rate, for mean losses")
+    lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at a decay")
+    lr_decay_at: Annotated[tuple[Share, ...], AfterValidator(_rising), DETAIL] = Field(
+        (50 / 256, 125 / 256), description="shares of the epochs after which the learning rate decays"
+    )
+    ramp: Annotated[Literal["epoch", "step"], Reading(20)] = Field(
+        "epoch", description="whether the weight of guesses grows by epoch or by step"
+    )
+
+    rotation: Annotated[float, DETAIL] = Field(10.0, ge=0, le=180, description="largest turn of an image, in degrees")
+    translation: Annotated[float, DETAIL] = Field(0.1, ge=0, lt=1, description="largest shift, as a share of the image")
+    flip: bool = Field(False, description="mirror images at random")
+
+    prior_correction: Literal["none", "labeled"] = Field("none", description="undo label frequencies when scoring")
+
+    device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
     precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="on a GPU bf16 unless chosen")
-    resident_share: float = Field(
+    resident_share: Annotated[float, DETAIL] = Field(
         0.6, ge=0, le=1, description="of the free device memory for pixels; the others are streamed; 0 streams all"
     )
-    cuda_graph: bool = Field(True, description="capture a step and replay it, on a GPU")
-    kernels: bool = Field(True, description="use hand-written kernels in a step, on a GPU that has Triton")
-    checkpoint_seconds: float = Field(20.0, ge=0, description="least time between checkpoints")
-    threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to torch")
-    tensorboard: bool = True
+    cuda_graph: Annotated[bool, DETAIL] = Field(True, description="capture a step and replay it, on a GPU")
+    kernels: Annotated[bool, DETAIL] = Field(
+        True, description="use hand-written kernels in a step, on a GPU that has Triton"
+    )
+    checkpoint_seconds: Annotated[float, DETAIL] = Field(
+        20.0, ge=0, le=1_000_000, description="least time between checkpoints"
+    )
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 leaves it to torch")
+    tensorboard: Annotated[bool, DETAIL] = Field(True, description="write event files for TensorBoard")
 
     method_settings: dict[str, Any] = Field(default_factory=dict)
 
 
-# What the presets change. The method's part names settings of CSDA and its parts; a method without such a setting
-# (the baseline has no queue) goes without it.
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "epochs": 256,
-        "method_settings": {
-            "refresh": "epoch",
-            "order": "train_first",
-            "teacher_update": "epoch",
-            "teacher_momentum": 0.95,
-            "temperature": "adaptive",
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Defaults under one name. What is not named here is what the method's name fixes, or the default of its class."""
+
+    run: dict[str, Any]
+    """Settings that every method has."""
+    methods: dict[str, dict[str, Any]]
+    """Settings that a method has of its own, by the name of the method; one that is not named here has none."""
+
+
+# Readings of the paper, for every method that guesses labels and can take alignment and queue.
+_PAPER_READING = {"refresh": "epoch", "order": "train_first", "temperature": "adaptive"}
+_PAPER_TEACHER = {"teacher_update": "epoch", "teacher_momentum": 0.95}
+_DEFAULT_READING = {"order": "train_first", "condition": "prediction"}
+_DEFAULT_STUDENT = {"labeled_from": "student", "passes": "two"}
+_QUICK_QUEUE = {"capacity": 128, "condition": "prediction", "gamma": 0.0}
+_QUICK_LOSS = {"soft": False, "weight": 2.0, "weight_ramp": False}
+_FAST_TEACHER = {"teacher_momentum": 0.99}
+
+PRESETS: dict[str, Preset] = {
+    "paper": Preset(
+        run={"epochs": 256},
+        methods={
+            "csda": _PAPER_READING | _PAPER_TEACHER,
+            "vcq": _PAPER_READING | _PAPER_TEACHER,
+            "da": _PAPER_READING | _PAPER_TEACHER,
+            "self-train": _PAPER_READING | _PAPER_TEACHER,
+            "fixmatch": _PAPER_READING | _PAPER_TEACHER,
+            "glm": _PAPER_READING | _PAPER_TEACHER,
+            "bis": _PAPER_READING | _PAPER_TEACHER,
+            "nm": _PAPER_READING,
         },
-    },
-    "default": {
-        "method_settings": {
-            "order": "train_first",
-            "labeled_from": "student",
-            "passes": "two",
-            "teacher_momentum": 0.99,
-            "condition": "prediction",
+    ),
+    "default": Preset(
+        run={},
+        methods={
+            "csda": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
+            "vcq": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
+            "da": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
+            "self-train": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
+            "fixmatch": _DEFAULT_READING | _FAST_TEACHER | {"labeled_from": "student"},
+            "glm": _DEFAULT_READING | _FAST_TEACHER | {"passes": "two"},
+            "bis": _DEFAULT_READING | _FAST_TEACHER | {"labeled_from": "student"},
+            "nm": _DEFAULT_READING | {"labeled_from": "student"},
         },
-    },
-    "quick": {
-        "epochs": 30,
-        "steps_per_epoch": 40,
-        "warm_up_epochs": 8,
-        "image_size": 32,
-        "batch_size": 64,
-        "unlabeled_batch_size": 64,
-        "lr": 0.05,
-        "flip": True,
-        "method_settings": {
-            "capacity": 128,
-            "condition": "prediction",
-            "gamma": 0.0,
-            "soft": False,
-            "teacher_momentum": 0.99,
-            "weight": 2.0,
-            "weight_ramp": False,
+    ),
+    "quick": Preset(
+        run={
+            "epochs": 30,
+            "steps_per_epoch": 40,
+            "warm_up_epochs": 8,
+            "image_size": 32,
+            "batch_size": 64,
+            "unlabeled_batch_size": 64,
+            "lr": 0.05,
+            "flip": True,
         },
-    },
+        methods={
+            "csda": _QUICK_QUEUE | _FAST_TEACHER | _QUICK_LOSS,
+            "vcq": _QUICK_QUEUE | _FAST_TEACHER | _QUICK_LOSS,
+            "da": _QUICK_QUEUE | _FAST_TEACHER | _QUICK_LOSS,
+            "self-train": _QUICK_QUEUE | _FAST_TEACHER,
+            "fixmatch": _QUICK_QUEUE | _FAST_TEACHER,
+            "glm": _QUICK_QUEUE | _FAST_TEACHER,
+            "bis": _QUICK_QUEUE | _FAST_TEACHER,
+            "nm": _QUICK_QUEUE,
+        },
+    ),
 }
 
 
@@ -140,27 +236,31 @@ def resolve(
 ) -> RunConfig:
     """The preset, then what the method's name stands for, then what was chosen, validated together.
 
+    The epochs on labels alone that a preset has keep their share of the epochs where only these are chosen.
     `method_settings` is the class of the method's own settings, `method_defaults` what its entry in METHODS fixes
     among all settings (`da` is self-training with `align = "da"`, LSSE has a learning rate of its own).
     """
-    name = chosen.get("preset", "default")
+    method, name = str(chosen.get("method", "csda")), str(chosen.get("preset", "default"))
     if name not in PRESETS:
         raise ConfigError(f"preset = {name!r} is unknown; choose one of {', '.join(PRESETS)}")
-    run = dict(PRESETS[name])
-    own_fields = method_settings.model_fields
-    own = {key: value for key, value in run.pop("method_settings", {}).items() if key in own_fields}
-    for key, value in {**method_defaults, **chosen}.items():
+    preset = PRESETS[name]
+    run: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for key, value in {**preset.run, **method_defaults, **preset.methods.get(method, {}), **chosen}.items():
         if key in RunConfig.model_fields and key != "method_settings":
             run[key] = value
-        elif key in own_fields:
+        elif key in method_settings.model_fields:
             own[key] = value
         else:
-            known = [*RunConfig.model_fields, *own_fields]
-            raise ConfigError(_unknown(key, known, str(chosen.get("method", "csda"))))
+            raise ConfigError(_unknown(key, [*RunConfig.model_fields, *method_settings.model_fields], method))
     try:
-        return RunConfig(**run, method_settings=method_settings(**own).model_dump())
+        config = RunConfig(**run, method_settings=method_settings(**own).model_dump())
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
+    if "epochs" in chosen and "warm_up_epochs" in preset.run.keys() - chosen.keys():
+        scaled = round(config.epochs * preset.run["warm_up_epochs"] / preset.run["epochs"])
+        return config.model_copy(update={"warm_up_epochs": max(1, min(scaled, config.epochs - 1))})
+    return config
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
@@ -175,27 +275,34 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
             raise ConfigError(f"{key} is set twice; keep one of {key}={settings[key]} and {assignment}")
         try:
             settings[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except ValueError:  # no TOML, or a number of more digits than Python reads
             settings[key] = text.strip()
     return settings
+
+
+def parse_config(text: str) -> RunConfig:
+    """The configuration of a text that `format_config` made, in this version or an older one."""
+    try:
+        return RunConfig(**tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not a TOML file ({error}); restore it or start a new run") from None
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
 
 
 def read_config(path: Path) -> RunConfig:
     """The configuration that a run folder holds."""
     try:
-        return RunConfig(**tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return parse_config(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a TOML file ({error}); restore it or start a new run") from None
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {_explain(error)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def format_config(config: RunConfig) -> str:
     """TOML text of a configuration; settings that are None are left out."""
-    values = config.model_dump(exclude_none=True)
-    own = values.pop("method_settings")
-    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
-    return "\n".join([*lines, "", "[method_settings]", *(f"{key} = {_toml(value)}" for key, value in own.items()), ""])
+    return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
 def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
@@ -206,30 +313,32 @@ def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
     return [f"{key}: {right.get(key)!r} → {left.get(key)!r}" for key in left | right if left.get(key) != right.get(key)]
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        escaped = "".join(
-            c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}"
-            for c in value.replace("\\", "\\\\").replace('"', '\\"')
-        )
-        return f'"{escaped}"'
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_toml(item) for item in value)}]"
-    return repr(value)
-
-
 def _unknown(key: str, known: list[str], method: str) -> str:
     close = difflib.get_close_matches(key, known, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"`csda methods {method}` lists all settings"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"`csda methods {method} --all` lists all settings"
     return f"unknown setting {key!r} for method {method!r}: {hint}"
 
 
 def _explain(error: ValidationError) -> str:
-    """pydantic's findings in a line each, without its web addresses."""
-    findings = []
+    """pydantic's findings, one for each setting, without its web addresses."""
+    findings: dict[str, list[str]] = {}
     for finding in error.errors(include_url=False):
-        name = ".".join(str(part) for part in finding["loc"])
-        findings.append(f"{name} = {finding['input']!r}: {finding['msg'][0].lower()}{finding['msg'][1:]}")
-    return "; ".join(findings)
+        # Beside the setting and a position in its list stand pydantic's names of the kinds that it may be of.
+        setting, *place = finding["loc"]
+        name = ".".join([str(setting), *(str(part) for part in place if isinstance(part, int))])
+        words = finding["msg"]
+        plain = (
+            words.removeprefix("Value error,")
+            if finding["type"] == "value_error"
+            else f": {words[0].lower()}{words[1:]}"
+        )
+        findings.setdefault(f"{name} = {_shown(finding['input'])}", []).append(plain)
+    return "; ".join(value + ", or".join(words).replace(", or:", ", or") for value, words in findings.items())
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write out a number of more than 4,300 digits
+        return "a number of too many digits"
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -9,6 +9,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from csda.alignment import absent_confidence, absent_rows, align, align_agnostic, class_sums, temper, temperatures
+from csda.arguments import (
+    readable,
+    require_choice,
+    require_labels,
+    require_number,
+    require_shape,
+    require_whole,
+)
 from csda.errors import DataError
 
 
@@ -73,6 +81,18 @@ class ClassMarginals(nn.Module):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
+        _require_sizes(num_classes, num_labels)
+        require_number("momentum", momentum, 1, below=True)
+        if isinstance(temperature, str):
+            require_choice("temperature", temperature, "adaptive", "unlabeled")
+        else:
+            require_number("temperature", temperature)
+        require_number("temperature_floor", temperature_floor, 1)
+        require_choice("condition", condition, "label", "prediction")
+        require_choice("absent", absent, "replace", "ema")
+        require_choice("share", share, "class", "batch")
+        self.num_classes = num_classes
+        self.num_labels = num_labels
         self.momentum = momentum
         self.temperature = temperature
         self.temperature_floor = temperature_floor
@@ -82,10 +102,26 @@ class ClassMarginals(nn.Module):
         self.process_group = process_group
         classes = _shape(num_classes, num_labels)
         for part in ("labeled", "unlabeled"):
-            self.register_buffer(part, torch.full((*classes, num_classes), 1 / num_classes))
-            self.register_buffer(f"{part}_confidence", torch.full(classes, 1 / num_classes))
+            self.register_buffer(part, torch.empty(*classes, num_classes))
+            self.register_buffer(f"{part}_confidence", torch.empty(classes))
             # 1 where a row rests on samples, 0 where it does not; a float, so that it has the dtype of the rows.
-            self.register_buffer(f"{part}_observed", torch.zeros(classes))
+            self.register_buffer(f"{part}_observed", torch.empty(classes))
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Forget all samples: rows and confidences are uniform again, in place."""
+        for values in (self.labeled, self.unlabeled, self.labeled_confidence, self.unlabeled_confidence):
+            values.fill_(1 / self.num_classes)
+        for observed in (self.labeled_observed, self.unlabeled_observed):
+            observed.zero_()
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_classes={self.num_classes}, momentum={self.momentum}, temperature={self.temperature!r}, "
+            f"temperature_floor={self.temperature_floor}, condition={self.condition!r}, absent={self.absent!r}, "
+            f"share={self.share!r}, num_labels={self.num_labels}"
+        )
 
     @torch.no_grad()
     def start(self, probs: Tensor, labels: Tensor) -> None:
@@ -97,6 +133,8 @@ class ClassMarginals(nn.Module):
             probs: [N, n], predictions on the whole labeled set.
             labels: int64 [N].
         """
+        self._require(probs, labels)
+        require_labels(labels, self.num_classes)
         rows, own, present = self._class_means(probs, labels)
         if missing := (~present).nonzero().tolist():
             names = ", ".join(" = ".join(map(str, class_index)) for class_index in missing)
@@ -119,8 +157,11 @@ class ClassMarginals(nn.Module):
 
         Args:
             probs: p [B, n], predictions on labeled samples.
-            labels: int64 [B].
+            labels: int64 [B]. Values are checked on a CPU alone: a step on a GPU copies nothing to the host.
         """
+        self._require(probs, labels)
+        if readable(labels):
+            require_labels(labels, self.num_classes)
         rows, own, present = self._class_means(probs, labels if self.condition == "label" else probs.argmax(-1))
         rate = 1 - self.momentum * self.labeled_observed
         if_present = rate * present
@@ -136,6 +177,7 @@ class ClassMarginals(nn.Module):
         Args:
             probs: q [B, n], predictions on unlabeled samples.
         """
+        self._require(probs)
         rows, own, present = self._class_means(probs, probs.argmax(-1))
         confidence = torch.where(present, own, absent_confidence(self.labeled_confidence, self.unlabeled_confidence))
         rows = torch.where(present[..., None], rows, absent_rows(self.labeled, self.unlabeled))
@@ -155,6 +197,7 @@ class ClassMarginals(nn.Module):
         Returns:
             q̃ [B, n].
         """
+        self._require(probs)
         return align(probs, temper(self.labeled, self.temperatures()), self.unlabeled)
 
     @torch.no_grad()
@@ -165,6 +208,9 @@ class ClassMarginals(nn.Module):
         if self.temperature == "unlabeled":
             return temperatures(self.unlabeled_confidence, self.temperature_floor)
         return torch.full_like(self.labeled_confidence, self.temperature)
+
+    def _require(self, probs: Tensor, labels: Tensor | None = None) -> None:
+        _require_batch(probs, labels, self.labeled_confidence.shape)
 
     def _class_means(self, probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Eq. (12). The mean over the samples of each class, zero without any; c; and which classes have some."""
@@ -214,16 +260,38 @@ class AgnosticMarginals(nn.Module):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
+        _require_sizes(num_classes, num_labels)
+        require_number("momentum", momentum, 1, below=True)
+        require_choice("source", source, "prediction", "label")
+        self.num_classes = num_classes
+        self.num_labels = num_labels
         self.momentum = momentum
         self.source = source
         self.process_group = process_group
         for part in ("labeled", "unlabeled"):
-            self.register_buffer(part, torch.full(_shape(num_classes, num_labels), 1 / num_classes))
-            self.register_buffer(f"{part}_observed", torch.zeros(()))
+            self.register_buffer(part, torch.empty(_shape(num_classes, num_labels)))
+            self.register_buffer(f"{part}_observed", torch.empty(()))
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Forget all samples: both marginals are uniform again, in place."""
+        for values in (self.labeled, self.unlabeled):
+            values.fill_(1 / self.num_classes)
+        for observed in (self.labeled_observed, self.unlabeled_observed):
+            observed.zero_()
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_classes={self.num_classes}, momentum={self.momentum}, source={self.source!r}, "
+            f"num_labels={self.num_labels}"
+        )
 
     @torch.no_grad()
     def start(self, probs: Tensor, labels: Tensor) -> None:
         """Take λ^x exactly from one pass over the labeled set, predictions [N, n] and labels [N], and λ^u := λ^x."""
+        _require_batch(probs, labels, self.labeled.shape)
+        require_labels(labels, self.num_classes)
         for observed in (self.labeled_observed, self.unlabeled_observed):
             observed.zero_()
         self.update_labeled(probs, labels)
@@ -232,7 +300,13 @@ class AgnosticMarginals(nn.Module):
 
     @torch.no_grad()
     def update_labeled(self, probs: Tensor, labels: Tensor) -> None:
-        """Eq. (11). λ^x ← λ^x · ω + mean p · (1 − ω), for predictions p [B, n] on samples with labels [B]."""
+        """Eq. (11). λ^x ← λ^x · ω + mean p · (1 − ω), for predictions p [B, n] on samples with labels [B].
+
+        The values of labels are checked on a CPU alone, as in `ClassMarginals`.
+        """
+        _require_batch(probs, labels, self.labeled.shape)
+        if readable(labels):
+            require_labels(labels, self.num_classes)
         if self.source == "label":
             probs = labels[..., None] == torch.arange(probs.shape[-1], device=probs.device)
         self._average(self.labeled, self.labeled_observed, probs)
@@ -240,11 +314,13 @@ class AgnosticMarginals(nn.Module):
     @torch.no_grad()
     def update_unlabeled(self, probs: Tensor) -> None:
         """Eq. (11). λ^u ← λ^u · ω + mean q · (1 − ω), for predictions q [B, n]."""
+        _require_batch(probs, None, self.labeled.shape)
         self._average(self.unlabeled, self.unlabeled_observed, probs)
 
     @torch.no_grad()
     def align(self, probs: Tensor) -> Tensor:
         """Eq. (10) without its subscripts, for predictions q [B, n]."""
+        _require_batch(probs, None, self.labeled.shape)
         return align_agnostic(probs, self.labeled, self.unlabeled)
 
     def _average(self, average: Tensor, observed: Tensor, values: Tensor) -> None:
@@ -254,6 +330,20 @@ class AgnosticMarginals(nn.Module):
         rate = (1 - self.momentum * observed) * (number > 0)
         average.lerp_(total / number.clamp(min=1), rate)
         observed.masked_fill_(number > 0, 1)
+
+
+def _require_sizes(num_classes: int, num_labels: int | None) -> None:
+    require_whole("num_classes", num_classes, 1)
+    if num_labels is not None:
+        require_whole("num_labels", num_labels, 1)
+
+
+def _require_batch(probs: Tensor, labels: Tensor | None, classes: torch.Size) -> None:
+    """Predictions [B, n], or [B, K, n], and labels [B], or [B, K]."""
+    batch = probs.shape[:1]
+    require_shape("probs", probs, *batch, *classes)
+    if labels is not None:
+        require_shape("labels", labels, *batch, *classes[:-1])
 
 
 def _shape(num_classes: int, num_labels: int | None) -> tuple[int, ...]:

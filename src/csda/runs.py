@@ -34,10 +34,10 @@ import numpy as np
 import numpy.typing as npt
 
 import csda
-from csda.config import RunConfig, differences, format_config, read_config
+from csda.config import RunConfig, differences, format_config, parse_config, read_config
 from csda.data.records import encode_labels
 from csda.data.splits import Begun, SplitRow, parse_label, read_rows, read_truth
-from csda.errors import DataError, RunError, explained
+from csda.errors import ConfigError, DataError, RunError, explained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -261,7 +261,11 @@ class Run:
             raise RunError(f"{path}: damaged (wrong checksum); {way_out}")
         if not isinstance(state, dict) or state.get("format") != _CHECKPOINT_FORMAT:
             raise RunError(f"{path}: not a checkpoint of csda; {way_out}")
-        if state["config"] != format_config(self.settings):
+        try:
+            same = parse_config(state["config"]) == self.settings
+        except ConfigError:
+            same = False
+        if not same:
             raise RunError(f"{path}: belongs to a run with another config.toml; {way_out}")
         whole = (self._path(f"history/{epoch:05d}.npz").is_file() for epoch in range(1, state["epoch"] + 1))
         if len(self.metrics) < state["epoch"] or not all(whole):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from csda.config import RunConfig, resolve
 from csda.data.prepared import prepare_data
+from csda.data.splits import Budget
 from csda.distributed import Ranks, joined_ranks
 from csda.engine import choose_device, using
 from csda.errors import ConfigError, RunError
@@ -85,6 +86,11 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
     if chosen.get("data", "synthetic") == "synthetic":
         basis["labels"] = "150"
     config = resolve(basis | dict(chosen), entry.settings, entry.defaults)
+    if config.labels is not None:
+        try:
+            Budget.parse(config.labels)
+        except ConfigError as error:
+            raise ConfigError(f"labels = {config.labels!r}: {error}") from None
     if entry.uses_unlabeled and config.warm_up_epochs >= config.epochs:
         raise ConfigError(
             f"warm_up_epochs = {config.warm_up_epochs} on labels alone leave none of epochs = {config.epochs} "

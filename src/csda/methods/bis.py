@@ -21,7 +21,7 @@ from csda.methods.fixmatch import FixMatch, FixMatchSettings
 
 
 class BiSSettings(FixMatchSettings):
-    exponent: float = Field(1 / 3, ge=0, description="of the reversed class frequencies")
+    exponent: float = Field(1 / 3, ge=0, le=10, description="how rarely frequent classes are kept")
 
 
 class BiS(FixMatch):

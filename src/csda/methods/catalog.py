@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from pydantic.fields import FieldInfo
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from csda.config import RunConfig
+from csda.config import Detail, Reading, RunConfig
 from csda.methods import METHODS, Entry
-
-KINDS = {str: "text", int: "whole number", float: "number"}
-"""What a setting takes that has no list of choices."""
 
 
 def methods_table() -> Table:
@@ -27,23 +26,44 @@ def methods_table() -> Table:
     return table
 
 
-def settings_table(name: str) -> Table:
-    """All settings of a method with their defaults: its own, those it shares with others, those of every run."""
-    entry = METHODS[name]
-    table = _table("setting", "default", "values", "meaning")
-    table.title = f"{name}: {entry.summary}" + (f" ({entry.paper})" if entry.uses_unlabeled else "")
-    fields = entry.settings.model_fields
-    own = {key: field for key, field in fields.items() if key in entry.settings.__annotations__}
-    shared = {key: field for key, field in fields.items() if key not in own}
-    every = {key: field for key, field in RunConfig.model_fields.items() if key != "method_settings"}
-    fixed = {"method": name, **entry.defaults}
-    for section in (own, shared, every):
+def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) -> Table:
+    """The settings of a method with the values that a run `here` would use, beside those of the preset `paper`.
+
+    Readings of the paper, details and settings with one value alone are left out unless `every` one is asked for.
+    """
+    entry = METHODS[here.method]
+    table = _table("setting", "value", "paper", "values", "meaning")
+    origin = f" ({entry.paper})" if entry.uses_unlabeled else ""
+    table.title = f"{here.method} with the preset {here.preset}, as here: {entry.summary}{origin}"
+    own, run = entry.settings.model_fields, RunConfig.model_fields
+    readings = {key: field for key, field in (own | run).items() if _has_mark(field, Reading)}
+    main = {key: field for key, field in own.items() if key not in readings}
+    rest = {key: field for key, field in run.items() if key not in {*readings, "method_settings"}}
+    values, usual = (config.model_dump() | config.method_settings for config in (here, paper))
+    hidden = 0
+    for section in (main, readings, rest):
         for key, field in section.items():
-            default = Text(format_value(fixed.get(key, field.default)), "bold" if key in fixed else "")
-            table.add_row(key, default, Text(" | ".join(list_kinds(field.annotation))), Text(field.description or ""))
+            fixed = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+            if not every and (key in readings or fixed or _has_mark(field, Detail)):
+                hidden += 1
+                continue
+            differs = values[key] != usual[key] and key != "preset"
+            table.add_row(
+                key,
+                Text(format_value(values[key]), "bold" if differs else ""),
+                format_value(usual[key]) if differs else "",
+                Text(" | ".join(list_values(field.annotation, field.metadata))),
+                Text(field.description or ""),
+            )
         table.add_section()
-    table.caption = "Any of them with --set setting=value. Bold is what the name stands for; presets change others."
+    table.caption = "Change one with --set setting=value. The column paper has what the preset paper has instead."
+    if hidden:
+        table.caption += f" --all shows {hidden} more, among them the readings of the paper."
     return table
+
+
+def _has_mark(field: FieldInfo, mark: type) -> bool:
+    return any(isinstance(each, mark) for each in field.metadata)
 
 
 def _table(*columns: str) -> Table:
@@ -72,18 +92,35 @@ def format_value(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def list_kinds(annotation: Any) -> list[str]:
-    """What values a setting takes: its choices, or the kinds of them."""
+def list_values(annotation: Any, limits: Sequence[Any] = ()) -> list[str]:
+    """What values a setting takes: its choices, or the kind of them with its limits."""
+    origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is type(None):
         return []
     if annotation is bool:
         return ["true", "false"]
-    if get_origin(annotation) is Literal:
-        return [format_value(choice) for choice in get_args(annotation)]
-    if get_origin(annotation) is Annotated:
-        return list_kinds(get_args(annotation)[0])
-    if get_origin(annotation) in (tuple, list):
-        return [f"[{list_kinds(get_args(annotation)[0])[0]}, …]"]
-    if parts := get_args(annotation):
-        return [kind for part in parts for kind in list_kinds(part)]
-    return [KINDS[annotation]]
+    if annotation is str:
+        return ["text"]
+    if origin is Literal:
+        return [format_value(choice) for choice in parts]
+    if origin is Annotated:
+        return list_values(parts[0], [limit for part in parts[1:] for limit in getattr(part, "metadata", [part])])
+    if origin in (tuple, list):
+        return [f"[{list_values(parts[0])[0]}, …]"]
+    if parts:
+        return [value for part in parts for value in list_values(part, limits)]
+    return [_limits(annotation, limits)]
+
+
+def _limits(kind: type, limits: Sequence[Any]) -> str:
+    """The limits of a number in words, or that it is a number where it has none."""
+    given = {name: getattr(each, name) for each in limits for name in ("ge", "gt", "le", "lt") if hasattr(each, name)}
+    if kind is int and "lt" in given:  # below 8 is up to 7
+        given["le"] = given.pop("lt") - 1
+    low = f"{given['ge']:.10g}" if "ge" in given else f"above {given['gt']:.10g}" if "gt" in given else ""
+    high = f"{given['le']:.10g}" if "le" in given else f"below {given['lt']:.10g}" if "lt" in given else ""
+    if low and high:
+        return f"{low} to {high}"
+    if high:
+        return f"up to {high}"
+    return (low if "gt" in given else f"{low} or more") if low else "any number"

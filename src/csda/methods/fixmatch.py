@@ -18,7 +18,7 @@ from csda.methods.self_training import SelfTraining, SelfTrainingSettings
 
 
 class FixMatchSettings(SelfTrainingSettings):
-    threshold: float = Field(0.95, ge=0, le=1, description="τ: the least confidence to be trained on")
+    threshold: float = Field(0.95, ge=0, le=1, description="least confidence to learn from")
 
 
 class FixMatch(SelfTraining):

@@ -28,14 +28,10 @@ from csda.models.two_stream import TwoStream
 
 
 class GLMSettings(SelfTrainingSettings):
-    sharpen: float = Field(
-        1.0, gt=0, le=1, description="T of guesses p^(1/T) / Σ p^(1/T), where classes exclude others"
-    )
-    guess_mode: Literal["eval", "train"] = Field(
-        "eval", description="of BatchNorm and dropout when the student guesses"
-    )
-    binary: bool = Field(False, description="cross-entropy of each class against the others, where they exclude others")
-    labeled_from: Literal["teacher"] = Field("teacher", description="whose predictions make λ^x")
+    sharpen: float = Field(1.0, ge=0.1, le=1, description="below 1, guesses are sharpened")
+    guess_mode: Literal["eval", "train"] = Field("eval", description="of the student that guesses")
+    binary: bool = Field(False, description="learn each class against all others")
+    labeled_from: Literal["teacher"] = Field("teacher", description="whose predictions make the labeled averages")
     mix_labels: Literal[True] = Field(True, description="all samples are mixed, labeled ones with any")
 
 

@@ -28,10 +28,12 @@ from csda.models.two_stream import TwoStream
 
 
 class LSSESettings(Settings):
-    weight: float = Field(30.0, ge=0, description="of the agreement, times the labeled share of the images")
-    momentum: float = Field(0.6, ge=0, lt=1, description="of an image's ensemble prediction")
-    reconstruction: float = Field(1.0, ge=0, description="weight of the auto-encoder's loss, a mean over pixels")
-    beta: float = Field(1.0, ge=0, description="weight of the divergence from the prior within it")
+    weight: float = Field(30.0, ge=0, le=1e6, description="of the agreement, times the labeled share of the images")
+    momentum: float = Field(0.6, ge=0, lt=1, description="how slowly the mean guess of an image follows")
+    reconstruction: float = Field(
+        1.0, ge=0, le=1e6, description="weight of the auto-encoder's loss, a mean over pixels"
+    )
+    beta: float = Field(1.0, ge=0, le=1e6, description="weight of the divergence from the prior within it")
 
 
 class LSSE(Method):

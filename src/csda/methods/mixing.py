@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from csda.config import Settings
@@ -16,10 +16,16 @@ from csda.methods.base import Method, Task
 from csda.models.two_stream import TwoStream
 
 
+def _distinct(layers: list[int]) -> list[int]:
+    if len(set(layers)) < len(layers):
+        raise ValueError("names a layer twice; name each once")
+    return layers
+
+
 class MixingSettings(Settings):
-    alpha: float = Field(2.0, gt=0, description="α of Beta(α, α), the shares in a mix")
-    layers: list[Annotated[int, Field(ge=0, le=6)]] = Field(
-        [0, 2, 4], min_length=1, description="stages after which to mix, one drawn each step; 0 is the input"
+    alpha: float = Field(2.0, ge=0.01, le=100, description="how evenly two images are mixed")
+    layers: Annotated[list[Annotated[int, Field(ge=0, le=6, strict=True)]], AfterValidator(_distinct)] = Field(
+        [0, 2, 4], min_length=1, description="stages to mix after; 0 is the input"
     )
 
 

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from csda.condition_queue import MAX_CAPACITY
 from csda.data.loader import Batch
 from csda.methods.base import Task
 from csda.methods.self_training import SelfTraining, SelfTrainingSettings
@@ -26,11 +27,9 @@ from csda.models.two_stream import TwoStream
 
 
 class NeighborMatchingSettings(SelfTrainingSettings):
-    memory: int = Field(128, ge=1, description="b of the 2·⌊b/n⌋ features of each class, the paper's batch size")
-    enter: float = Field(
-        0.3, ge=0, le=1, description="p_y from which a feature enters even if another class is likelier"
-    )
-    sharpness: float = Field(100.0, gt=0, description="factor of the cosine in the softmax")
+    memory: int = Field(128, ge=1, le=MAX_CAPACITY, description="half the features that are kept")
+    enter: float = Field(0.3, ge=0, le=1, description="least confidence to be kept if wrong")
+    sharpness: float = Field(100.0, gt=0, le=10_000, description="how much more near neighbours count")
     teacher: Literal["ema"] = Field("ema", description="who looks at the images")
 
 

@@ -6,7 +6,7 @@ trained on; with both on, this is CSDA with its Variable Condition Queue.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -14,34 +14,52 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csda.alignment import thresholds
-from csda.condition_queue import VariableConditionQueue
-from csda.config import Settings
+from csda.condition_queue import MAX_CAPACITY, VariableConditionQueue
+from csda.config import Reading, Settings
 from csda.data.loader import Batch, ImagePool, LabeledBatch
 from csda.marginals import AgnosticMarginals, ClassMarginals
 from csda.methods.base import Task
 
 
 class RefinementSettings(Settings):
-    """Settings of alignment and queue; the comments give the row of the open points in docs/explanation/readings.md."""
+    """Settings of alignment and queue."""
 
-    align: Literal["none", "da", "csda"] = Field("csda", description="alignment of the guesses")
-    momentum: float = Field(0.95, ge=0, lt=1, description="ω of the marginals, Eq. 11")
-    temperature: Literal["adaptive", "unlabeled"] | float = Field(1.0, description="T; 1 − c^x (Eq. 14); 1 − c^u")  # 7
-    temperature_floor: float = Field(0.0, ge=0, le=1, description="T is never below")  # 7
-    condition: Literal["label", "prediction"] = Field("label", description="what a row of λ^x conditions on")  # 24
-    absent: Literal["replace", "ema"] = Field("replace", description="Eq. 13, first case, or an EMA towards it")  # 3
-    share: Literal["class", "batch"] = Field(
-        "class", description="what c^x and c^u are shares of: K_i or K of Eq. 12"
-    )  # 1
-    soft: bool = Field(True, description="soft pseudo-labels; false: one class each")  # 15
+    align: Literal["none", "da", "csda"] = Field("csda", description="how guesses are corrected")
+    momentum: float = Field(0.95, ge=0, lt=1, description="how slowly class averages follow")
+    temperature: Annotated[Literal["adaptive", "unlabeled"] | Annotated[float, Field(ge=0, le=10)], Reading(7)] = Field(
+        1.0,
+        description="how peaked labeled averages stay: 1 as they are, 0 flat; adaptive: flatter for classes that are "
+        "sure on labeled images, unlabeled: on unlabeled ones",
+    )
+    temperature_floor: Annotated[float, Reading(7)] = Field(
+        0.0, ge=0, le=1, description="the least that temperature is where it is no number"
+    )
+    condition: Annotated[Literal["label", "prediction"], Reading(24)] = Field(
+        "label", description="whether a labeled image counts for its label or for the class predicted for it"
+    )
+    absent: Annotated[Literal["replace", "ema"], Reading(3)] = Field(
+        "replace", description="an estimate for a class without guesses replaces its average, or enters it"
+    )
+    share: Annotated[Literal["class", "batch"], Reading(1)] = Field(
+        "class", description="whether the confidence of a class is a mean over its own images or over the batch"
+    )
+    soft: Annotated[bool, Reading(15)] = Field(
+        True, description="learn towards probabilities; false: towards one class each"
+    )
 
     queue: Literal["none", "vcq"] = Field("vcq", description="whether a queue chooses the samples")
-    capacity: int = Field(512, ge=1, description="L of Eq. 15")
-    gamma: float = Field(1.0, ge=0, description="γ of Eq. 15")
-    delta: float = Field(0.25, ge=0, le=1, description="δ of Eq. 16")
-    minimum_length: int = Field(0, ge=0, description="of each class in the queue")  # 10
-    evict: Literal["oldest", "least_confident"] = Field("oldest", description="who leaves a full class")  # 11
-    repeats: Literal["refresh", "keep"] = Field("refresh", description="a sample admitted again")  # 12
+    capacity: int = Field(512, ge=1, le=MAX_CAPACITY, description="samples that the queue holds")
+    gamma: float = Field(1.0, ge=0, le=10, description="0 shares it equally, 1 by confidence")
+    delta: float = Field(0.25, ge=0, le=1, description="most confidence needed to be queued")
+    minimum_length: Annotated[int, Reading(10)] = Field(
+        0, ge=0, le=MAX_CAPACITY, description="samples of each class that the queue has room for in any case"
+    )
+    evict: Annotated[Literal["oldest", "least_confident"], Reading(11)] = Field(
+        "oldest", description="which sample leaves a class that is full"
+    )
+    repeats: Annotated[Literal["refresh", "keep"], Reading(12)] = Field(
+        "refresh", description="whether a sample that is queued again replaces its entry or gets one more"
+    )
 
     @property
     def observes(self) -> bool:

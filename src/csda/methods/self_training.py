@@ -10,12 +10,13 @@ What the paper leaves open is a setting; docs/explanation/readings.md lists the 
 from __future__ import annotations
 
 from itertools import cycle
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from csda.config import Reading
 from csda.data.loader import Batch, ImagePool, LabeledBatch, LabeledSet, View
 from csda.errors import ConfigError
 from csda.losses import total_loss
@@ -28,24 +29,38 @@ from csda.models.two_stream import TwoStream
 class SelfTrainingSettings(MixingSettings, RefinementSettings):
     """Settings of teacher and schedule, beside those of alignment and queue."""
 
-    weight: float = Field(1.0, ge=0, description="final η of Eq. 18")
-    weight_ramp: bool = Field(True, description="η grows as Eq. 19 has it; false: it is constant")
-    teacher: Literal["ema", "none"] = Field("ema", description="who guesses: an EMA teacher, or the student")
-    teacher_start: Literal["copy", "initial"] = Field("copy", description="from the student after the first epoch")
-    teacher_momentum: float = Field(0.999, ge=0, le=1, description="ω of θ_e¹")
-    teacher_update: Literal["step", "epoch"] = Field("step", description="when θ_e¹ follows θ_e²")
-    teacher_mode: Literal["eval", "train"] = Field("eval", description="of BatchNorm and dropout in θ_e¹")
-    refresh: Literal["step", "epoch"] = Field("step", description="when marginals and queue are renewed")
-    refresh_batch_size: int = Field(128, ge=1, description="of the pass that renews them by epoch")
-    rebuild: bool = Field(False, description="empty the queue before each such pass")
-    order: Literal["update_first", "train_first"] = Field("update_first", description="within a step")
-    labeled_from: Literal["teacher", "student", "start"] = Field(
-        "teacher", description="whose predictions make λ^x; start: those after the first epoch alone"
+    weight: float = Field(1.0, ge=0, le=1e6, description="final weight of the loss on guesses")
+    weight_ramp: Annotated[bool, Reading(20)] = Field(
+        True, description="the weight of the loss on guesses grows from zero; false: it is constant"
     )
-    passes: Literal["one", "two"] = Field("one", description="of labeled and queued images through the student")
-    mix_labels: bool = Field(
-        False, description="learn from labeled images mixed with each other, in a pass of their own"
+    teacher: Literal["ema", "none"] = Field("ema", description="whether averaged weights guess")
+    teacher_start: Annotated[Literal["copy", "initial"], Reading(16)] = Field(
+        "copy", description="the average begins as the student after the labels-only epochs, or before them"
     )
+    teacher_momentum: float = Field(0.999, ge=0, le=1, description="how slowly the average follows")
+    teacher_update: Annotated[Literal["step", "epoch"], Reading(16)] = Field(
+        "step", description="how often the average follows the student"
+    )
+    teacher_mode: Annotated[Literal["eval", "train"], Reading(18)] = Field(
+        "eval", description="mode of BatchNorm and dropout in the network that guesses"
+    )
+    refresh: Annotated[Literal["step", "epoch"], Reading(13)] = Field(
+        "step", description="how often averages of classes and queue are renewed"
+    )
+    refresh_batch_size: Annotated[int, Reading(5)] = Field(
+        128, ge=1, le=65_536, description="images at a time where they are renewed by epoch"
+    )
+    rebuild: Annotated[bool, Reading(11)] = Field(False, description="empty the queue before it is renewed by epoch")
+    order: Annotated[Literal["update_first", "train_first"], Reading(23)] = Field(
+        "update_first", description="whether a step renews the queue first or learns from it first"
+    )
+    labeled_from: Annotated[Literal["teacher", "student", "start"], Reading(22)] = Field(
+        "teacher", description="whose predictions make the labeled averages; start: those after the labels-only epochs"
+    )
+    passes: Annotated[Literal["one", "two"], Reading(21)] = Field(
+        "one", description="labeled and queued images go through the student together, or apart"
+    )
+    mix_labels: bool = Field(False, description="mix labeled images with each other")
 
     @model_validator(mode="after")
     def _has_labeled_images(self) -> Self:
@@ -112,7 +127,7 @@ class SelfTraining(Method):
             model.update_teacher(self.settings.teacher_momentum)
         if self.refinement.queue is not None and self.settings.refresh == "epoch":
             if self.settings.rebuild:
-                self.refinement.queue.clear()
+                self.refinement.queue.reset()
             self.renew_all(model, labeled_set, pool)
 
     def resume(self, pool: ImagePool) -> None:
