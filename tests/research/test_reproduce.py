@@ -119,8 +119,8 @@ def _read(path: Path) -> list[dict[str, str]]:
 def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(grid: Grid, tmp_path: Path) -> None:
     page, count = grid()
     assert count == 0
-    results = tmp_path / "results"
-    summary, runs = _read(results / "grid.csv"), _read(results / "grid_runs.csv")
+    results = tmp_path / "results" / "grid"
+    summary, runs = _read(results / "summary.csv"), _read(results / "runs.csv")
     assert tuple(summary[0]) == COLUMNS
     assert [(line["method"], line["seeds"]) for line in summary] == [("baseline", "2"), ("csda, short queue", "2")]
     for line in summary:
@@ -131,7 +131,7 @@ def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(grid: Grid, tmp_
     text = page.read_text()
     assert "A small grid" in text
     assert text.count("| csda, short queue |") == 1
-    about = json.loads((results / "grid.json").read_text())
+    about = json.loads((results / "meta.json").read_text())
     assert about["seeds"] == [0, 1]
     settings = {run["method"]: about["settings"][run["settings"]] for run in runs}
     assert settings["csda, short queue"]["capacity"] == 8
@@ -158,24 +158,24 @@ def test_a_row_of_several_tables_is_trained_once(grid: Grid, monkeypatch: pytest
 
 
 def test_a_table_goes_on_from_its_lines_where_the_folders_are_gone(grid: Grid, tmp_path: Path) -> None:
-    results = tmp_path / "results"
+    results = tmp_path / "results" / "grid"
     before = {file.name: file.read_bytes() for file in results.iterdir()}
     shutil.rmtree(tmp_path / "runs")
     assert grid(only_finished=True)[1] == 0
     assert {file.name: file.read_bytes() for file in results.iterdir()} == before
 
-    lines = before["grid_runs.csv"].decode().splitlines(keepends=True)
-    (results / "grid_runs.csv").write_text("".join(lines[:-1]))
+    lines = before["runs.csv"].decode().splitlines(keepends=True)
+    (results / "runs.csv").write_text("".join(lines[:-1]))
     page, count = grid()
     assert count == 1
     assert "Missing" not in page.read_text()
-    again = (results / "grid_runs.csv").read_text().splitlines(keepends=True)
+    again = (results / "runs.csv").read_text().splitlines(keepends=True)
     assert again[:-1] == lines[:-1]
     assert again[-1].split(",")[:12] == lines[-1].split(",")[:12]
 
 
 def test_lines_of_other_images_are_not_mixed_in(grid: Grid, tmp_path: Path) -> None:
-    file = tmp_path / "results" / "grid_runs.csv"
+    file = tmp_path / "results" / "grid" / "runs.csv"
     file.write_text(file.read_text().replace(_read(file)[0]["images"], "0" * 12, 1))
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(RunError, match="given different images"):
@@ -195,7 +195,8 @@ def test_an_unfinished_grid_says_what_is_missing(grid: Grid, tmp_path: Path) -> 
     assert "- csda, short queue, 30 labels, split random: seeds 1" in page.read_text()
     assert "## Mean over budgets" in page.read_text()
     lines = [
-        (line["labels"], line["seeds"], line["auc_std"] == "") for line in _read(tmp_path / "results" / "grid.csv")
+        (line["labels"], line["seeds"], line["auc_std"] == "")
+        for line in _read(tmp_path / "results" / "grid" / "summary.csv")
     ]
     assert lines == [("21", "2", False), ("30", "1", True)] * 2
 
@@ -227,7 +228,7 @@ def test_a_page_names_commits_in_short(grid: Grid, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("confusion", "fig.svg"), ("temperature", "fig.svg"), ("epochs", "fig.svg"), ("examples", "fig.png")],
+    [("confusion", "figure.svg"), ("temperature", "figure.svg"), ("epochs", "figure.svg"), ("examples", "figure.png")],
 )
 def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tmp_path: Path) -> None:
     head, _, csda_row = EXPERIMENT.split("[[rows]]")
@@ -235,15 +236,15 @@ def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tm
     page, count = grid(text, "fig")
     assert count == 0
     assert "| csda, short queue |" in page.read_text()
-    assert 1000 < (tmp_path / "results" / name).stat().st_size < 500_000
+    assert 1000 < (tmp_path / "results" / "fig" / name).stat().st_size < 500_000
     if kind == "epochs":
-        lines = _read(tmp_path / "results" / "fig_epochs.csv")
+        lines = _read(tmp_path / "results" / "fig" / "epochs.csv")
         assert [line["epoch"] for line in lines] == ["1", "2"]
         assert {(line["method"], line["labels"], line["seeds"]) for line in lines} == {("csda, short queue", "21", "2")}
         runs = [file.read_text().splitlines() for file in (tmp_path / "runs").rglob("csda*/metrics.jsonl")]
         expected = sum(json.loads(run[1])["test_auc"] for run in runs) / 2
         assert float(lines[1]["test_auc"]) == pytest.approx(expected, abs=1e-6)
-        guesses = _read(tmp_path / "results" / "fig_guesses.csv")
+        guesses = _read(tmp_path / "results" / "fig" / "guesses.csv")
         assert {(line["method"], line["epoch"], line["seeds"]) for line in guesses} == {("csda, short queue", "2", "2")}
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(RunError, match="no run of it has finished"):
@@ -321,7 +322,7 @@ def test_tables_together_train_what_they_share_once(
         files[-1].write_text(EXPERIMENT + rows)
     where = {"data": None, "runs": tmp_path / "runs", "out": tmp_path / "results"}
     pages = reproduce.reproduce([str(file) for file in files], reporter=Reporter(), **where)
-    assert [page.name for page in pages] == ["first.md", "second.md"]
+    assert [page.relative_to(tmp_path / "results") for page in pages] == [Path("first/page.md"), Path("second/page.md")]
     assert len(launched) == len(set(launched)) == 2
 
 
@@ -341,14 +342,14 @@ def test_table1_runs_on_the_lists_and_draws_what_has_none(tmp_path: Path, monkey
         overrides=sizes | {"device": "cpu", "checkpoint_seconds": 1000.0},
     )
     assert count == 4
-    lines = _read(tmp_path / "results" / "table1_runs.csv")
+    lines = _read(tmp_path / "results" / "table1" / "runs.csv")
     assert {(line["labels"], line["split"]) for line in lines} == {("175", "nm")}
     assert len({line["images"] for line in lines}) == 1
     assert all(float(line["auc_unseen"]) > 0 for line in lines)
     folder = min((tmp_path / "runs" / "ham10000").iterdir())
     parts = Counter(row.split for row in Run(folder).split)
     assert parts == {"labeled": 175, "unlabeled": 280 - 175 - 49 - 14, "val": 14, "test": 49}
-    summary = _read(tmp_path / "results" / "table1.csv")
+    summary = _read(tmp_path / "results" / "table1" / "summary.csv")
     assert [(line["method"], line["paper_auc"], line["paper_mca"]) for line in summary] == [
         ("baseline", "0.688", "0.2865"),
         ("csda", "0.7131", "0.3102"),

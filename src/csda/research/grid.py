@@ -31,7 +31,7 @@ _COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey
 def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
     """The picture that suits the shape of a grid: over budgets, over many rows, or of a few rows in detail.
 
-    `results` are the lines of NAME_runs.csv.
+    `results` are the lines of runs.csv.
     """
     names = [row.name for row in experiment.rows if any(line["method"] == row.name for line in results)]
     if len(experiment.labels) > 1 and len(names) > len(_COLOURS):
@@ -63,7 +63,7 @@ def draw_grid(
 ) -> Figure:
     """MCA of every seed, with its mean, and mean recall of each class, for each row of a grid.
 
-    `results` are the lines of NAME_runs.csv of one budget and split; `examples` an image [H, W, 3] of each class.
+    `results` are the lines of runs.csv of one budget and split; `examples` an image [H, W, 3] of each class.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(13.6, 1.6 + 0.62 * len(classes)), facecolor="white", layout="constrained")
@@ -108,7 +108,7 @@ def draw_budgets(
 ) -> Figure:
     """AUC and MCA of each row over the budgets that have runs: mean and deviation over seeds, a column for each split.
 
-    `summary` are the lines of NAME.csv.
+    `summary` are the lines of summary.csv.
     """
     budgets = [labels for labels in budgets if any(line["labels"] == labels for line in summary)]
     with matplotlib.rc_context(STYLE):
@@ -166,7 +166,7 @@ def draw_rows(
 ) -> Figure:
     """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
 
-    `results` are the lines of NAME_runs.csv of one budget, or of `average_budgets`; each split has panels of its own.
+    `results` are the lines of runs.csv of one budget, or of `average_budgets`; each split has panels of its own.
     """
     with matplotlib.rc_context(STYLE):
         size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))

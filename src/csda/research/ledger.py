@@ -1,7 +1,7 @@
 """Which runs there are: finished run folders, and lines of tables that were written from folders since gone.
 
 A run is known by what it computes, not by the table that it was trained for, so that a row which stands in several
-tables is trained once. Run folders are not kept with the results. NAME_runs.csv has a line for each run, and NAME.json
+tables is trained once. Run folders are not kept with the results. runs.csv has a line for each run, and meta.json
 the complete settings behind the lines, so that another machine trains only what is missing.
 """
 
@@ -49,7 +49,7 @@ FIGURES = ("auc", "mca", "auc_last20", "mca_last20", "auc_prior", "mca_prior")
 """What the result of a run holds of the test images."""
 
 TEXTS = ("method", "labels", "split", "settings", "images", "commit", "machine", "torch", "date")
-"""Columns of NAME_runs.csv that hold no number."""
+"""Columns of runs.csv that hold no number."""
 
 
 def identify(config: RunConfig) -> Identity:
@@ -90,7 +90,7 @@ def digest_split(run: Run) -> str:
 
 
 def read_line(run: Run) -> dict[str, Any]:
-    """A line of NAME_runs.csv, from the small files of a run; numbers have the digits that the file keeps."""
+    """A line of runs.csv, from the small files of a run; numbers have the digits that the file keeps."""
     if len(run.metrics) < run.result["best_epoch"]:
         raise RunError(
             f"{run.folder}: metrics.jsonl has {len(run.metrics)} epochs and result.json speaks of epoch "
@@ -128,7 +128,7 @@ def read_line(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A line of NAME_runs.csv and what its run computed."""
+    """A line of runs.csv and what its run computed."""
 
     identity: Identity
     line: dict[str, Any]
@@ -137,8 +137,8 @@ class Recorded:
 def read_recorded(results: Path) -> list[Recorded]:
     """Every run that the tables in a folder tell of."""
     recorded = []
-    for table in sorted(results.glob("*_runs.csv")):
-        described = table.with_name(table.name.replace("_runs.csv", ".json"))
+    for table in sorted(results.glob("*/runs.csv")):
+        described = table.with_name("meta.json")
         about = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
         with table.open(newline="", encoding="utf-8") as file:
             for cells in csv.DictReader(file):

@@ -1,19 +1,19 @@
 """A grid of runs and the table, or the figure, that comes of it.
 
 An experiment is a TOML file: rows (a method with settings), label budgets, splits, seeds, and what the paper reports.
-`reproduce` trains what is missing, goes on with what was interrupted, and writes
+`reproduce` trains what is missing, goes on with what was interrupted, and writes into a folder of the table's name
 
-    NAME.csv        a line for each row, budget and split: mean and spread over seeds, beside the paper's figures
-    NAME_runs.csv   a line for each run: enough to check every number of the first, and to know the run again
-    NAME_gaps.csv   paired differences over seeds with their intervals: to the baseline, and of csda to every other row
-    NAME.md         the same as a page, which also says what is missing
-    NAME.svg        a picture (.png where it shows photographs)
-    NAME.json       the command, commit, machine and date, and the complete settings of every row
+    summary.csv   a line for each row, budget and split: mean and spread over seeds, beside the paper's figures
+    runs.csv      a line for each run: enough to check every number of the first, and to know the run again
+    gaps.csv      paired differences over seeds with their intervals: to the baseline, and of csda to every other row
+    page.md       the same as a page, which also says what is missing
+    figure.svg    a picture (.png where it shows photographs)
+    meta.json     the command, commits, machine and date, and the complete settings of every row
 
 and where the picture shows epochs, means over seeds:
 
-    NAME_epochs.csv     every figure of an epoch
-    NAME_guesses.csv    the unlabeled images of each class, those guessed as it, the right ones, and those in the queue
+    epochs.csv    every figure of an epoch
+    guesses.csv   the unlabeled images of each class, those guessed as it, the right ones, and those in the queue
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Cell:
 
 
 Found = tuple[Cell, dict[str, Any]]
-"""A cell and what is known of its run, a line of NAME_runs.csv."""
+"""A cell and what is known of its run, a line of runs.csv."""
 
 
 def list_cells(experiment: Experiment, runs: Path, data: str, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
@@ -131,7 +131,7 @@ def reproduce(
     seeds: int | None = None,
     only_finished: bool = False,
 ) -> list[Path]:
-    """Train what is missing of experiments, all of it as one, and write their tables; the Markdown files are returned.
+    """Train what is missing of experiments, all of it as one, and write their tables; their pages are returned.
 
     `labels` and `seeds`, a number of them, restrict what is trained, `only_finished` trains nothing, and after so many
     `minutes` no run is begun. A table has every run that there is then, as a folder in `runs` or as a line of a table
@@ -169,7 +169,7 @@ def _write_grid(grid: Grid, data: str | None, runs: Path, out: Path, overrides: 
     _require_same_images(found)
     missing = [_describe(cell) for cell, line in zip(grid.cells, lines, strict=True) if line is None]
     about = _provenance(_command(grid.name, data, overrides), found, len(missing))
-    return _write_all(out, grid.stem, grid.experiment, found, missing, about)
+    return _write_all(out / grid.stem, grid.experiment, found, missing, about)
 
 
 def _find_lines(cells: Sequence[Cell], results: Path, *, folders_alone: bool) -> list[dict[str, Any] | None]:
@@ -268,8 +268,7 @@ def _command(name: str, data: str | None, overrides: Mapping[str, Any]) -> str:
 
 
 def _write_all(
-    out: Path,
-    stem: str,
+    folder: Path,
     experiment: Experiment,
     found: Sequence[Found],
     missing: Sequence[Mapping[str, Any]],
@@ -278,13 +277,13 @@ def _write_all(
     results = [line for _, line in found]
     summary = summarize(experiment, results)
     gaps = compare_rows(experiment, results)
-    out.mkdir(parents=True, exist_ok=True)
-    _write_lines(out / f"{stem}_runs.csv", results)
-    _write_lines(out / f"{stem}.csv", summary, COLUMNS)
-    _write_lines(out / f"{stem}_gaps.csv", gaps, GAPS)
-    write_whole(out / f"{stem}.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-    _draw(out, stem, experiment, found)
-    return write_whole(out / f"{stem}.md", format_page(experiment, results, summary, gaps, about, missing))
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_lines(folder / "runs.csv", results)
+    _write_lines(folder / "summary.csv", summary, COLUMNS)
+    _write_lines(folder / "gaps.csv", gaps, GAPS)
+    write_whole(folder / "meta.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    _draw(folder, experiment, found)
+    return write_whole(folder / "page.md", format_page(experiment, results, summary, gaps, about, missing))
 
 
 def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
@@ -295,9 +294,9 @@ def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]], columns: Sequen
     write_csv(path, columns, cells)
 
 
-def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) -> None:
+def _draw(folder: Path, experiment: Experiment, found: Sequence[Found]) -> None:
     """The paper's figure, or a picture of the grid; beside a picture of epochs, its numbers."""
-    picture = out / f"{stem}.svg"
+    picture = folder / "figure.svg"
     if experiment.figure is None:
         write_grid(draw_experiment(experiment, [line for _, line in found]), picture)
         return
@@ -308,7 +307,7 @@ def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) 
     for (title, *_), own in places.items():
         runs.setdefault(title, []).extend(own)
     if experiment.figure == "examples":
-        write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), out / f"{stem}.png")
+        write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), folder / "figure.png")
     else:
         draw = {"confusion": draw_confusions, "temperature": draw_temperatures, "epochs": draw_epochs}
         write_grid(draw[experiment.figure](runs), picture)
@@ -320,4 +319,4 @@ def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) 
                 for line in tell(own)
             ]
             if lines:
-                _write_lines(out / f"{stem}_{kind}.csv", lines)
+                _write_lines(folder / f"{kind}.csv", lines)

@@ -1,7 +1,7 @@
 """The tables of a grid of runs, and the page that shows them.
 
-A line of NAME_runs.csv is a run, one of NAME.csv a row of the experiment at one budget and split over its seeds, one of
-NAME_gaps.csv the difference between two rows.
+A line of runs.csv is a run, one of summary.csv a row of the experiment at one budget and split over its seeds, one of
+gaps.csv the difference between two rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPARED = {
     "val_auc": "val_auc_last20",
     "val_mca": "val_mca_last20",
 }
-"""Figures of NAME_gaps.csv, and the columns of NAME_runs.csv that they are differences of."""
+"""Figures of gaps.csv, and the columns of runs.csv that they are differences of."""
 
 DIFFERENCES = ("ΔAUC", "ΔMCA", "ΔMCA, both ÷ prior", "validation ΔAUC, last 20", "validation ΔMCA, last 20")
 """The same over the columns of a page."""
@@ -45,7 +45,7 @@ ENOUGH = 5
 """Seeds without which no difference is in bold: the interval of two or three is hardly more than their range."""
 
 Against = dict[tuple[str, str, str, str], Line]
-"""Lines of NAME_gaps.csv by row, reference, budget and split."""
+"""Lines of gaps.csv by row, reference, budget and split."""
 
 
 def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
@@ -289,7 +289,7 @@ def _format_missing(missing: Sequence[Line]) -> list[str]:
 
 
 def list_classes(results: Sequence[Line]) -> list[str]:
-    """The classes that lines of NAME_runs.csv have columns for."""
+    """The classes that lines of runs.csv have columns for."""
     return [column.removeprefix("recall_") for column in results[0] if column.startswith("recall_")]
 
 
