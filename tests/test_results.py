@@ -292,6 +292,17 @@ def test_every_table_has_its_files_and_they_are_small(name: str) -> None:
     assert f"`{name}`" in (RESULTS / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_every_page_says_which_commits_its_rows_are_of(name: str) -> None:
+    commits: dict[tuple[str, ...], set[str]] = {}
+    for run in _read(f"{name}/runs.csv"):
+        digits, changed = re.fullmatch(r"(\w+)(\+changed)?", run["commit"]).groups("")
+        commits.setdefault((run["method"], run["labels"], run["split"]), set()).add(digits[:7] + changed)
+    head, _, *body = next(TABLE.finditer((RESULTS / name / "page.md").read_text(encoding="utf-8")))[0].splitlines()
+    assert _cells(head)[-1] == "commits"
+    assert {tuple(_cells(row)[:3]): set(_cells(row)[-1].split(", ")) for row in body} == commits
+
+
 def test_the_demonstration_says_what_its_ten_seeds_say() -> None:
     """`csda demo` remarks that csda gains in MCA and that the queue alone gains as much."""
     gaps = {(line["method"], line["reference"]): line for line in _read("demo/gaps.csv")}

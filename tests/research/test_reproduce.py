@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from csda import metrics
+from csda import metrics, trainer
 from csda.data import synthetic
 from csda.data.splits import Budget
 from csda.errors import CsdaError, DataError, RunError
@@ -223,7 +223,44 @@ def test_a_page_names_commits_in_short(grid: Grid, tmp_path: Path) -> None:
     for file, commit in zip(sorted((tmp_path / "runs").rglob("environment.json")), commits, strict=True):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": commit}))
     page, _ = grid()
-    assert "at commit 0123456, 0123456+changed, fedcba9, unknown, on" in page.read_text()
+    rows = [line.split(" | ") for line in page.read_text().splitlines()]
+    named = {row[0].removeprefix("| "): row[-1].removesuffix(" |") for row in rows if len(row) > 8}
+    assert named["method"] == "commits"
+    assert named["baseline"] == "0123456, 0123456+changed"
+    assert named["csda, short queue"] == "fedcba9, unknown"
+
+
+def test_a_fresh_table_has_runs_of_one_commit_alone(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results" / "grid"
+    now = "fedcba9876543210"
+    monkeypatch.setattr(trainer, "source_commit", lambda: now)
+    before = {file.name: file.read_bytes() for file in results.iterdir()}
+    # A part of it: lines and folders of another commit do not count, and the table of them stays.
+    file = tmp_path / "grid.toml"
+    where = {"data": None, "runs": tmp_path / "runs", "out": tmp_path / "results"}
+    notes = Notes()
+    assert reproduce.reproduce([str(file)], reporter=notes, fresh=True, seeds=1, **where) == []
+    assert notes.notes[0] == "grid: 4 runs, 2 of them to train"
+    assert "grid: 2 of 4 runs are of commit fedcba9" in notes.notes[-1]
+    assert {file.name: file.read_bytes() for file in results.iterdir()} == before
+    # The rest; then nothing. Where folders of either commit would do, it is the newer.
+    assert grid(fresh=True)[1] == 2
+    assert {line["commit"] for line in _read(results / "runs.csv")} == {now}
+    assert grid(fresh=True)[1] == grid()[1] == 0
+    assert {line["commit"] for line in _read(results / "runs.csv")} == {now}
+    shutil.rmtree(tmp_path / "runs")
+    assert grid(fresh=True)[1] == 0
+    monkeypatch.setattr(trainer, "source_commit", lambda: "0123456789abcdef")
+    assert grid(fresh=True, out=tmp_path / "elsewhere")[1] == 4
+
+
+@pytest.mark.parametrize(("commit", "why"), [(None, "CSDA_COMMIT"), ("fedcba9876+changed", "commit the changes first")])
+def test_fresh_needs_a_commit(commit: str | None, why: str, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "source_commit", lambda: commit)
+    with pytest.raises(RunError, match=why):
+        grid(fresh=True)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from csda import metrics
-from csda.config import RunConfig, read_config
+from csda.config import RunConfig
 from csda.errors import RunError
 from csda.research.summary import average
 from csda.runs import Run
@@ -73,15 +73,19 @@ def digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def locate(runs: Path, split: str, config: RunConfig) -> Path:
-    """The folder of a run that computes the same, or a new one, named after what it is."""
+def locate(runs: Path, split: str, config: RunConfig, commit: str | None = None) -> Path:
+    """The folder of a run that computes the same, the last begun of those that have finished, or a new one, named after
+    what it is. With a `commit` only runs that were begun at it count."""
     identity = identify(config)
     stem = _slug(f"{config.method}_{config.labels}_{split}_{config.seed}")
     home = runs / _slug(identity["data"])
-    for folder in sorted(home.glob(f"{stem}_*")):
-        if (folder / "config.toml").is_file() and agree(identity, identify(read_config(folder / "config.toml"))):
-            return folder
-    return home / f"{stem}_{digest(identity)}"
+    begun = [Run(folder) for folder in home.glob(f"{stem}_*") if (folder / "environment.json").is_file()]
+    alike = [
+        run for run in begun if agree(identity, identify(run.settings)) and commit in (None, run.environment["commit"])
+    ]
+    if alike:
+        return max(alike, key=lambda run: (run.finished, run.environment["started"], run.folder.name)).folder
+    return home / "_".join([stem, digest(identity), *([commit[:7]] if commit else [])])
 
 
 def digest_split(run: Run) -> str:
@@ -134,8 +138,8 @@ class Recorded:
     line: dict[str, Any]
 
 
-def read_recorded(results: Path) -> list[Recorded]:
-    """Every run that the tables in a folder tell of."""
+def read_recorded(results: Path, commit: str | None = None) -> list[Recorded]:
+    """Every run that the tables in a folder tell of, or those of a commit alone."""
     recorded = []
     for table in sorted(results.glob("*/runs.csv")):
         described = table.with_name("meta.json")
@@ -143,7 +147,7 @@ def read_recorded(results: Path) -> list[Recorded]:
         with table.open(newline="", encoding="utf-8") as file:
             for cells in csv.DictReader(file):
                 line = {name: text if name in TEXTS else _number(text) for name, text in cells.items()}
-                if line.get("settings") in about.get("settings", {}):
+                if line.get("settings") in about.get("settings", {}) and commit in (None, line["commit"]):
                     places = {"data": about["data"], "labels": line["labels"], "seed": line["seed"]}
                     identity = about["settings"][line["settings"]] | places | about["splits"][line["split"]]
                     recorded.append(Recorded(identity, line))

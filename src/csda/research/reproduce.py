@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from csda import trainer
 from csda.config import RunConfig
 from csda.errors import CsdaError, DataError, RunError
 from csda.methods import METHODS
@@ -33,7 +34,17 @@ from csda.progress import Reporter
 from csda.research.experiments import Experiment, choose_variant, read_experiment
 from csda.research.grid import draw_experiment, write_grid
 from csda.research.launch import Launcher, launch
-from csda.research.ledger import PLACES, agree, digest, identify, locate, read_line, read_recorded, settings_alone
+from csda.research.ledger import (
+    PLACES,
+    Recorded,
+    agree,
+    digest,
+    identify,
+    locate,
+    read_line,
+    read_recorded,
+    settings_alone,
+)
 from csda.research.paper import (
     average_epochs,
     count_guesses,
@@ -86,8 +97,15 @@ Found = tuple[Cell, dict[str, Any]]
 """A cell and what is known of its run, a line of runs.csv."""
 
 
-def list_cells(experiment: Experiment, runs: Path, data: str, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
-    """Every run of the grid; `overrides` are settings that win over those of the file."""
+def list_cells(
+    experiment: Experiment,
+    runs: Path,
+    data: str,
+    overrides: Mapping[str, Any] | None = None,
+    commit: str | None = None,
+) -> list[Cell]:
+    """Every run of the grid; `overrides` are settings that win over those of the file. With a `commit` no folder is
+    used that was begun at another."""
     cells = []
     for row in experiment.rows:
         for labels in row.labels or experiment.labels:
@@ -97,22 +115,27 @@ def list_cells(experiment: Experiment, runs: Path, data: str, overrides: Mapping
                 for seed in experiment.seeds:
                     preset = row.preset or experiment.preset
                     cell = Cell(row.name, row.method, labels, split, seed, runs, data, preset, settings)
-                    cells.append(replace(cell, folder=locate(runs, split, cell.config)))
+                    cells.append(replace(cell, folder=locate(runs, split, cell.config, commit)))
     return cells
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """An experiment on its data: the name it was asked for by, that of its files, and its runs."""
+    """An experiment on its data: the name it was asked for by, that of its folder, and its runs; with a `commit` those
+    alone that were trained at it."""
 
     name: str
     stem: str
     experiment: Experiment
     source: str
     cells: list[Cell]
+    commit: str | None
 
     def find_lines(self, results: Path) -> list[dict[str, Any] | None]:
-        return _find_lines(self.cells, results, folders_alone=self.experiment.figure is not None)
+        """What is known of each cell's run: from its folder, or else from a table that tells of a run with the same
+        settings, where the picture needs no folder; None where it has not finished."""
+        recorded = [] if self.experiment.figure else read_recorded(results, self.commit)
+        return [_find_line(cell, recorded) for cell in self.cells]
 
 
 def reproduce(
@@ -130,14 +153,17 @@ def reproduce(
     labels: Sequence[str] = (),
     seeds: int | None = None,
     only_finished: bool = False,
+    fresh: bool = False,
 ) -> list[Path]:
     """Train what is missing of experiments, all of it as one, and write their tables; their pages are returned.
 
     `labels` and `seeds`, a number of them, restrict what is trained, `only_finished` trains nothing, and after so many
     `minutes` no run is begun. A table has every run that there is then, as a folder in `runs` or as a line of a table
-    in `out`.
+    in `out`. With `fresh` only runs of the present commit count, all others are trained anew, and a table of other
+    commits stays as it is until all are there.
     """
-    grids = [_open_grid(name, data, runs, overrides) for name in names]
+    commit = _require_commit() if fresh else None
+    grids = [_open_grid(name, data, runs, overrides, commit) for name in names]
     chosen: dict[Path, Cell] = {}
     for grid in grids:
         wanted = grid.experiment.seeds[:seeds]
@@ -151,41 +177,58 @@ def reproduce(
             raise DataError(f"{grid.source}: there is no such folder of images; name it with --data")
         chosen |= missing
     _train_all(list(chosen.values()), launcher, jobs, side_by_side, minutes, reporter)
-    return [_write_grid(grid, data, runs, out, overrides or {}) for grid in grids]
+    pages = [_write_grid(grid, data, runs, out, overrides or {}, reporter) for grid in grids]
+    return [page for page in pages if page is not None]
 
 
-def _open_grid(name: str, data: str | None, runs: Path, overrides: Mapping[str, Any] | None) -> Grid:
+def _require_commit() -> str:
+    """The commit that runs trained now are of."""
+    commit = trainer.source_commit()
+    if commit is None:
+        raise RunError("--fresh: the commit of these sources is not known; name it in CSDA_COMMIT")
+    if commit.endswith("+changed"):
+        raise RunError(f"--fresh: the package has been changed since commit {commit[:7]}; commit the changes first")
+    return commit
+
+
+def _open_grid(
+    name: str, data: str | None, runs: Path, overrides: Mapping[str, Any] | None, commit: str | None
+) -> Grid:
     stem, experiment = read_experiment(name)
     source = data or experiment.data
     stem, experiment = choose_variant(stem, experiment, source)
-    return Grid(name, stem, experiment, source, list_cells(experiment, runs, source, overrides))
+    return Grid(name, stem, experiment, source, list_cells(experiment, runs, source, overrides, commit), commit)
 
 
-def _write_grid(grid: Grid, data: str | None, runs: Path, out: Path, overrides: Mapping[str, Any]) -> Path:
+def _write_grid(
+    grid: Grid, data: str | None, runs: Path, out: Path, overrides: Mapping[str, Any], reporter: Reporter
+) -> Path | None:
     lines = grid.find_lines(out)
     found = [(cell, line) for cell, line in zip(grid.cells, lines, strict=True) if line is not None]
     if not found:
         raise RunError(f"{grid.stem}: no run of it has finished, in {runs} or in the tables of {out}; train some first")
     _require_same_images(found)
     missing = [_describe(cell) for cell, line in zip(grid.cells, lines, strict=True) if line is None]
-    about = _provenance(_command(grid.name, data, overrides), found, len(missing))
-    return _write_all(out / grid.stem, grid.experiment, found, missing, about)
+    about = out / grid.stem / "meta.json"
+    if grid.commit and missing and about.is_file() and json.loads(about.read_text())["commit"] != [grid.commit]:
+        reporter.note(
+            f"{grid.stem}: {len(found)} of {len(lines)} runs are of commit {grid.commit[:7]}; {out / grid.stem} stays "
+            "as it is until all are, so give the same command again, or another --out to see what there is"
+        )
+        return None
+    provenance = _provenance(_command(grid.name, data, overrides), found, len(missing))
+    return _write_all(out / grid.stem, grid.experiment, found, missing, provenance)
 
 
-def _find_lines(cells: Sequence[Cell], results: Path, *, folders_alone: bool) -> list[dict[str, Any] | None]:
-    """What is known of each cell's run: from its folder, or else from a table that tells of a run with the same
-    settings; None where it has not finished."""
-    recorded = [] if folders_alone else read_recorded(results)
-    lines: list[dict[str, Any] | None] = []
-    for cell in cells:
-        identity = identify(cell.config)
-        if (cell.folder / "result.json").is_file():
-            known = [read_line(Run(cell.folder))]
-        else:
-            known = [one.line for one in recorded if agree(identity, one.identity)]
-        described = _describe(cell) | {"settings": digest(settings_alone(identity))}
-        lines.append(known[0] | described if known else None)
-    return lines
+def _find_line(cell: Cell, recorded: Sequence[Recorded]) -> dict[str, Any] | None:
+    identity = identify(cell.config)
+    if (cell.folder / "result.json").is_file():
+        line = read_line(Run(cell.folder))
+    elif (known := next((one for one in recorded if agree(identity, one.identity)), None)) is not None:
+        line = known.line
+    else:
+        return None
+    return line | _describe(cell) | {"settings": digest(settings_alone(identity))}
 
 
 def _describe(cell: Cell) -> dict[str, Any]:

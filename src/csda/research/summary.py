@@ -154,9 +154,8 @@ def format_page(
         f"# {experiment.title}",
         "",
         *([experiment.note.strip(), ""] if experiment.note else []),
-        f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, at commit "
-        f"{', '.join(map(_short, about['commit']))}, on {'; '.join(about['machine'])}, torch "
-        f"{', '.join(about['torch'])}. Test "
+        f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, on "
+        f"{'; '.join(about['machine'])}, torch {', '.join(about['torch'])}; the last column has the commits. Test "
         f"figures at the epoch of best validation AUC, mean ± standard deviation over seeds; differences to "
         f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside that "
         f"of {ENOUGH} seeds or more.",
@@ -174,7 +173,8 @@ def format_page(
         ]
     titles = ["method", "labels", "split", "seeds", "AUC", "MCA", "ΔAUC", "ΔMCA", "last 20 epochs", "MCA ÷ prior"]
     titles += ["validation, last 20", *(["unseen groups", "leaked MCA"] if seen else [])]
-    titles += ["paper", "paper ΔAUC / ΔMCA"] if any(line["paper_auc"] is not None for line in summary) else []
+    paper = any(line["paper_auc"] is not None for line in summary)
+    titles += [*(["paper", "paper ΔAUC / ΔMCA"] if paper else []), "commits"]
     lines += _table_head(titles)
     first = {(line["labels"], line["split"]): line for line in summary if line["method"] == reference}
     for line in summary:
@@ -196,7 +196,10 @@ def format_page(
         if seen:
             cells.append(f"{format_number(average(runs, 'auc_unseen'))} / {format_number(average(runs, 'mca_unseen'))}")
             cells.append(format_number(average(runs, "mca_leak")))
-        lines.append(_table_row([*cells, *_paper(line, first.get(place))][: len(titles)]))
+        if paper:
+            cells += _paper(line, first.get(place))
+        commits = sorted({_short(run["commit"]) for run in runs})
+        lines.append(_table_row([*cells, ", ".join(commits)]))
     lines += ["", *_format_against(gaps, "csda", reference), *_format_budgets(experiment, summary, against)]
     lines += _format_splits(experiment, against)
     lines += [*_format_findings(experiment, results), *_format_missing(missing)]
