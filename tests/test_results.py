@@ -22,18 +22,27 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import shlex
+import shutil
 import tomllib
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import numpy as np
 import pytest
 
 from csda import demo
 from csda.metrics import paired_interval
-from csda.research.experiments import HERE
+from csda.progress import Reporter
+from csda.research.experiments import HERE, Experiment, read_experiment
+from csda.research.ledger import ContentFinder, agree, read_recorded, recall_contents
+from csda.research.reproduce import list_cells, reproduce
 from csda.research.summary import COLUMNS
+from csda.training import configure
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -52,6 +61,7 @@ BENCHMARK = re.compile(
 )
 
 
+@cache
 def _read(name: str) -> list[dict[str, str]]:
     with (RESULTS / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -301,6 +311,63 @@ def test_every_page_says_which_commits_its_rows_are_of(name: str) -> None:
     head, _, *body = next(TABLE.finditer((RESULTS / name / "page.md").read_text(encoding="utf-8")))[0].splitlines()
     assert _cells(head)[-1] == "commits"
     assert {tuple(_cells(row)[:3]): set(_cells(row)[-1].split(", ")) for row in body} == commits
+
+
+# --- the runs behind them are known again ---------------------------------------------------------------------------
+
+
+def _open(name: str) -> tuple[Experiment, dict[str, Any]]:
+    """The experiment of a table, as it is on the table's data, and what the table says of itself."""
+    about = json.loads((RESULTS / name / "meta.json").read_text(encoding="utf-8"))
+    stem, experiment = read_experiment(shlex.split(about["command"])[2])
+    changes = experiment.on[name.removeprefix(f"{stem}_")].model_dump(exclude_none=True) if name != stem else {}
+    return experiment.model_copy(update=changes), about
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_line_stands_for_a_run_of_its_experiment(name: str, tmp_path: Path) -> None:
+    experiment, about = _open(name)
+    cells = list_cells(experiment, tmp_path, experiment.data, lambda split, config: recall_contents(about, split))
+    lines = [one for one in read_recorded(RESULTS) if one.table == name]
+    assert len(lines) == len(_read(f"{name}/runs.csv")) == about["runs"]
+    assert len(cells) == about["runs"] + about["missing"]
+    places = {(cell.title, cell.labels, cell.split, cell.seed): cell for cell in cells}
+    for one in lines:
+        cell = places[one.line["method"], one.line["labels"], one.line["split"], one.line["seed"]]
+        assert agree(cell.identity, one.identity), cell
+
+
+@pytest.fixture(scope="module")
+def finder() -> ContentFinder:
+    return ContentFinder()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_of_the_images_that_there_are(name: str, finder: ContentFinder) -> None:
+    experiment, about = _open(name)
+    data = (re.findall(r"--data (\S+)", about["command"]) or ["synthetic"])[0]
+    source = data if data == "synthetic" else str(_real_data() / data)
+    for split, where in experiment.splits.items():
+        if split in about["splits"]:
+            lists = {"split": f"{source}/{where['split']}"} if "split" in where else {}
+            assert finder(configure({"data": source, **lists})) == recall_contents(about, split)
+
+
+def _real_data() -> Path:
+    folder = os.environ.get("CSDA_DATA")
+    if not folder:
+        pytest.skip("CSDA_DATA names no folder with the real data sets")
+    return Path(folder)
+
+
+def test_table1_is_found_whole_on_its_images(tmp_path: Path) -> None:
+    data = _real_data() / "ham10000"
+    shutil.copytree(RESULTS, tmp_path / "results")
+    where = {"data": str(data), "runs": tmp_path / "runs", "out": tmp_path / "results"}
+    reproduce(["table1"], reporter=Reporter(), only_finished=True, **where)
+    for file in (RESULTS / "table1").iterdir():
+        if file.suffix != ".svg":  # which another version of matplotlib draws otherwise
+            assert (tmp_path / "results" / "table1" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 def test_the_demonstration_says_what_its_ten_seeds_say() -> None:

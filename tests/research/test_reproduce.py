@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from csda import metrics, trainer
+from csda.config import RunConfig
 from csda.data import synthetic
 from csda.data.splits import Budget
 from csda.errors import CsdaError, DataError, RunError
@@ -138,13 +139,13 @@ def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(grid: Grid, tmp_
     assert settings["baseline"]["epochs"] == 2
     assert "Missing" not in text
 
-    run = next(folder for folder in (tmp_path / "runs" / "synthetic").iterdir() if folder.name.startswith("baseline"))
+    run = next(folder for folder in (tmp_path / "runs").glob("synthetic_*/*") if folder.name.startswith("baseline"))
     line = next(line for line in runs if line["method"] == "baseline" and f"_{line['seed']}_" in run.name)
     probs, labels = Run(run).predictions.part("test")
     assert float(line["auc"]) == pytest.approx(metrics.auc(probs, labels), abs=1e-5)
     assert float(line["recall_NV"]) == pytest.approx(metrics.recall(probs, labels)[1], abs=1e-5)
     assert line["pseudo_accuracy"] == line["flip_rate"] == ""
-    run = next(folder for folder in (tmp_path / "runs" / "synthetic").iterdir() if folder.name.startswith("csda"))
+    run = next(folder for folder in (tmp_path / "runs").glob("synthetic_*/*") if folder.name.startswith("csda"))
     line = next(line for line in runs if line["method"] != "baseline" and f"_{line['seed']}_" in run.name)
     for name in ("pseudo_accuracy", "pseudo_mca", "flip_rate"):
         assert float(line[name]) == pytest.approx(Run(run).metrics[-1][name], abs=1e-5)
@@ -288,6 +289,45 @@ def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tm
         grid(text, "fig", only_finished=True)
 
 
+def test_data_is_known_by_its_content(tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two folders of one name with other images are two sets; a copy under another name is the same."""
+    monkeypatch.setattr(reproduce, "_train_all", _train_here)
+    head, baseline, _ = EXPERIMENT.split("[[rows]]")
+    text = f"{head}[[rows]]{baseline}".replace("[0, 1]", "[0]")
+
+    def count(data: Path) -> int:
+        return _reproduce(tmp_path, text, "grid", data=str(data))[1]
+
+    hospitals = [tmp_path / name / "images" for name in ("a", "b", "c")]
+    for folder in (*hospitals, tmp_path / "elsewhere"):
+        shutil.copytree(tiny_images, folder)
+    Image.new("RGB", (32, 32), "salmon").save(hospitals[1] / "common" / "00.png")
+    (hospitals[2] / "rare" / "00.png").rename(hospitals[2] / "common" / "99.png")
+    assert [count(folder) for folder in (*hospitals, tmp_path / "elsewhere")] == [1, 1, 1, 0]
+    (line,) = _read(tmp_path / "results" / "grid" / "runs.csv")
+    shutil.rmtree(tmp_path / "runs")
+    assert [count(folder) for folder in (hospitals[0], hospitals[1])] == [0, 1]
+    (other,) = _read(tmp_path / "results" / "grid" / "runs.csv")
+    assert float(other["seconds"]) != float(line["seconds"])
+
+
+def test_a_table_is_written_again_without_its_images(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "_train_all", _train_here)
+    text = EXPERIMENT.replace("[0, 1]", "[0]")
+    shutil.copytree(tiny_images, tmp_path / "images")
+    page, _ = _reproduce(tmp_path, text, "grid", data=str(tmp_path / "images"))
+    before = page.read_text()
+    shutil.rmtree(tmp_path / "images")
+    page.unlink()
+    assert (
+        _reproduce(tmp_path, text, "grid", data=str(tmp_path / "images"), only_finished=True)[0].read_text() == before
+    )
+    with pytest.raises(DataError, match="--data"):
+        _reproduce(tmp_path, text, "grid", data=str(tmp_path / "images"))
+
+
 def test_a_failing_run_is_named(tmp_path: Path) -> None:
     cell = reproduce.Cell("x", "baseline", "10", "random", 0, tmp_path / "x", str(tmp_path / "none"), "quick", {})
     with pytest.raises(CsdaError, match="x: "):
@@ -295,6 +335,11 @@ def test_a_failing_run_is_named(tmp_path: Path) -> None:
 
 
 EXPERIMENTS = sorted(HERE.glob("*.toml"))
+
+
+def _anything(split: str, config: RunConfig) -> dict[str, str]:
+    """Contents of data that nobody looks at."""
+    return {"data": "0" * 16}
 
 
 @pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
@@ -305,7 +350,7 @@ def test_every_run_of_every_experiment_has_a_configuration(file: Path, tmp_path:
         *(experiment.model_copy(update=each.model_dump(exclude_none=True)) for each in experiment.on.values()),
     ]
     for variant in variants:
-        cells = reproduce.list_cells(variant, tmp_path, variant.data)
+        cells = reproduce.list_cells(variant, tmp_path, variant.data, _anything)
         names = [(cell.title, cell.labels, cell.split, cell.seed) for cell in cells]
         assert len(set(names)) == len(names)
         assert len({cell.folder for cell in cells}) == len(cells)
@@ -320,7 +365,7 @@ def test_every_run_of_every_experiment_has_a_configuration(file: Path, tmp_path:
 
 def test_table1_is_the_grid_of_the_paper() -> None:
     _, experiment = read_experiment(str(EXPERIMENTS[0].parent / "table1.toml"))
-    cells = reproduce.list_cells(experiment, Path("runs"), "ham10000")
+    cells = reproduce.list_cells(experiment, Path("runs"), "ham10000", _anything)
     assert len(cells) == 7 * 5 * 5
     assert cells[0].config.split == "ham10000/splits_neighbor_matching"
 
@@ -383,7 +428,7 @@ def test_table1_runs_on_the_lists_and_draws_what_has_none(tmp_path: Path, monkey
     assert {(line["labels"], line["split"]) for line in lines} == {("175", "nm")}
     assert len({line["images"] for line in lines}) == 1
     assert all(float(line["auc_unseen"]) > 0 for line in lines)
-    folder = min((tmp_path / "runs" / "ham10000").iterdir())
+    folder = min((tmp_path / "runs").glob("ham10000_*/*"))
     parts = Counter(row.split for row in Run(folder).split)
     assert parts == {"labeled": 175, "unlabeled": 280 - 175 - 49 - 14, "val": 14, "test": 49}
     summary = _read(tmp_path / "results" / "table1" / "summary.csv")
@@ -397,7 +442,7 @@ def test_table1_runs_on_the_lists_and_draws_what_has_none(tmp_path: Path, monkey
 def test_lists_are_looked_for_beside_the_images(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("Path,Sex,Age,Frontal/Lateral\n")
     _, variant = choose_variant(*read_experiment(str(EXPERIMENTS[0].parent / "table6.toml")), str(tmp_path))
-    cell = reproduce.list_cells(variant, tmp_path, str(tmp_path))[0]
+    cell = reproduce.list_cells(variant, tmp_path, str(tmp_path), _anything)[0]
     assert cell.config.split == str(tmp_path / "splits_latent_mixing")
 
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ from csda.research.grid import draw_experiment, write_grid
 from csda.research.launch import Launcher, launch
 from csda.research.ledger import (
     PLACES,
+    ContentFinder,
+    Contents,
     Recorded,
     agree,
     digest,
@@ -43,6 +45,7 @@ from csda.research.ledger import (
     locate,
     read_line,
     read_recorded,
+    recall_contents,
     settings_alone,
 )
 from csda.research.paper import (
@@ -62,7 +65,7 @@ from csda.training import configure, train
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of the grid."""
+    """One run of the grid; `identity` says what it computes."""
 
     title: str
     method: str
@@ -73,6 +76,7 @@ class Cell:
     data: str
     preset: str | None
     settings: Mapping[str, Any]
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
     def train(self) -> Run:
         return train(
@@ -93,6 +97,9 @@ class Cell:
         return configure(chosen | ({"preset": self.preset} if self.preset else {}) | dict(self.settings))
 
 
+FindContents = Callable[[str, RunConfig], Contents]
+"""The contents that a run on a split, by its name, has for its data."""
+
 Found = tuple[Cell, dict[str, Any]]
 """A cell and what is known of its run, a line of runs.csv."""
 
@@ -101,6 +108,7 @@ def list_cells(
     experiment: Experiment,
     runs: Path,
     data: str,
+    find_contents: FindContents,
     overrides: Mapping[str, Any] | None = None,
     commit: str | None = None,
 ) -> list[Cell]:
@@ -115,7 +123,10 @@ def list_cells(
                 for seed in experiment.seeds:
                     preset = row.preset or experiment.preset
                     cell = Cell(row.name, row.method, labels, split, seed, runs, data, preset, settings)
-                    cells.append(replace(cell, folder=locate(runs, split, cell.config, commit)))
+                    config = cell.config
+                    contents = find_contents(split, config)
+                    folder = locate(runs, split, config, contents, commit)
+                    cells.append(replace(cell, folder=folder, identity=identify(config, contents)))
     return cells
 
 
@@ -127,7 +138,6 @@ class Grid:
     name: str
     stem: str
     experiment: Experiment
-    source: str
     cells: list[Cell]
     commit: str | None
 
@@ -163,7 +173,8 @@ def reproduce(
     commits stays as it is until all are there.
     """
     commit = _require_commit() if fresh else None
-    grids = [_open_grid(name, data, runs, overrides, commit) for name in names]
+    finder = ContentFinder()
+    grids = [_open_grid(name, data, runs, out, finder, overrides, only_finished, commit) for name in names]
     chosen: dict[Path, Cell] = {}
     for grid in grids:
         wanted = grid.experiment.seeds[:seeds]
@@ -173,8 +184,6 @@ def reproduce(
             if line is None and cell.seed in wanted and (not labels or cell.labels in labels) and not only_finished
         }
         reporter.note(f"{grid.stem}: {len(grid.cells)} runs, {len(missing)} of them to train")
-        if missing and grid.source != "synthetic" and not Path(grid.source).exists():
-            raise DataError(f"{grid.source}: there is no such folder of images; name it with --data")
         chosen |= missing
     _train_all(list(chosen.values()), launcher, jobs, side_by_side, minutes, reporter)
     pages = [_write_grid(grid, data, runs, out, overrides or {}, reporter) for grid in grids]
@@ -192,12 +201,30 @@ def _require_commit() -> str:
 
 
 def _open_grid(
-    name: str, data: str | None, runs: Path, overrides: Mapping[str, Any] | None, commit: str | None
+    name: str,
+    data: str | None,
+    runs: Path,
+    out: Path,
+    finder: ContentFinder,
+    overrides: Mapping[str, Any] | None,
+    only_finished: bool,
+    commit: str | None,
 ) -> Grid:
     stem, experiment = read_experiment(name)
     source = data or experiment.data
     stem, experiment = choose_variant(stem, experiment, source)
-    return Grid(name, stem, experiment, source, list_cells(experiment, runs, source, overrides, commit), commit)
+    table = out / stem / "meta.json"
+    if source == "synthetic" or Path(source).exists():
+        about = None
+    elif only_finished and table.is_file():
+        about = json.loads(table.read_text(encoding="utf-8"))
+    else:
+        raise DataError(f"{source}: there is no such folder of images; name it with --data")
+
+    def find_contents(split: str, config: RunConfig) -> Contents:
+        return finder(config) if about is None else recall_contents(about, split)
+
+    return Grid(name, stem, experiment, list_cells(experiment, runs, source, find_contents, overrides, commit), commit)
 
 
 def _write_grid(
@@ -221,14 +248,13 @@ def _write_grid(
 
 
 def _find_line(cell: Cell, recorded: Sequence[Recorded]) -> dict[str, Any] | None:
-    identity = identify(cell.config)
     if (cell.folder / "result.json").is_file():
         line = read_line(Run(cell.folder))
-    elif (known := next((one for one in recorded if agree(identity, one.identity)), None)) is not None:
+    elif (known := next((one for one in recorded if agree(cell.identity, one.identity)), None)) is not None:
         line = known.line
     else:
         return None
-    return line | _describe(cell) | {"settings": digest(settings_alone(identity))}
+    return line | _describe(cell) | {"settings": digest(settings_alone(cell.identity))}
 
 
 def _describe(cell: Cell) -> dict[str, Any]:
@@ -285,7 +311,6 @@ def _require_same_images(found: Sequence[Found]) -> None:
 
 
 def _provenance(command: str, found: Sequence[Found], missing: int) -> dict[str, Any]:
-    identities = [(cell, identify(cell.config)) for cell, _ in found]
     whole = {column: sorted({line[column] for _, line in found}) for column in ("commit", "machine", "torch")}
     return {
         "command": command,
@@ -294,14 +319,13 @@ def _provenance(command: str, found: Sequence[Found], missing: int) -> dict[str,
         "seeds": sorted({cell.seed for cell, _ in found}),
         "runs": len(found),
         "missing": missing,
-        "data": identities[0][1]["data"],
+        "data": found[0][0].identity["data"],
         "splits": {
-            cell.split: {name: identity[name] for name in PLACES if name.startswith("split") and name in identity}
-            for cell, identity in identities
+            cell.split: {place: cell.identity[place] for place in PLACES if "split" in place and place in cell.identity}
+            for cell, _ in found
         },
-        "settings": {line["settings"]: settings_alone(identity)
-                     for (_, line), (_, identity) in zip(found, identities, strict=True)},
-    }  # fmt: skip
+        "settings": {line["settings"]: settings_alone(cell.identity) for cell, line in found},
+    }
 
 
 def _command(name: str, data: str | None, overrides: Mapping[str, Any]) -> str:
