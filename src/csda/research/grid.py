@@ -71,9 +71,7 @@ def draw_grid(
         for row, title in enumerate(titles):
             runs = [run for run in results if run["method"] == title]
             colour = PALETTE[_COLOURS[row % len(_COLOURS)]]
-            scores = np.array([run["mca"] for run in runs], dtype=float)
-            seeds.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
-            seeds.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+            _draw_seeds(seeds, row, [run["mca"] for run in runs], colour)
             means = [np.mean([run[f"recall_{name}"] for run in runs]) for name in classes]
             places = np.arange(len(classes)) + 0.7 * ((row + 0.5) / len(titles) - 0.5)
             recalls.barh(places, means, 0.62 / len(titles), color=colour, label=title)
@@ -177,10 +175,7 @@ def draw_rows(
             for row, title in enumerate(titles):
                 colour = PALETTE["vermilion" if row == 0 else "blue"]
                 runs = [run for run in results if (run["method"], run["split"]) == (title, split)]
-                scores = np.array([run[name] for run in runs], dtype=float)
-                axes.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
-                if len(scores):
-                    axes.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+                _draw_seeds(axes, row, [run[name] for run in runs], colour)
                 known = paper[title][position : position + 1]
                 axes.plot(known, [row] * len(known), "D", **_open(colour))
             axes.set_yticks(range(len(titles)), titles)
@@ -190,6 +185,13 @@ def draw_rows(
             axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
         return figure
+
+
+def _draw_seeds(axes: Axes, row: int, scores: Sequence[float], colour: str) -> None:
+    """A dot for each seed of a row, and a bar at their mean."""
+    axes.plot(scores, [row] * len(scores), "o", color=colour, alpha=0.35, markeredgewidth=0)
+    if scores:
+        axes.plot([np.mean(scores)] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
 
 
 def _open(colour: str) -> dict[str, Any]:

@@ -243,8 +243,17 @@ def _write_grid(
             "as it is until all are, so give the same command again, or another --out to see what there is"
         )
         return None
+    results = [line for _, line in found]
+    summary, gaps = summarize(grid.experiment, results), compare_rows(grid.experiment, results)
     provenance = _provenance(_command(grid.name, data, overrides), found, len(missing))
-    return _write_all(out / grid.stem, grid.experiment, found, missing, provenance)
+    folder = out / grid.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_lines(folder / "runs.csv", results)
+    _write_lines(folder / "summary.csv", summary, COLUMNS)
+    _write_lines(folder / "gaps.csv", gaps, GAPS)
+    write_whole(folder / "meta.json", json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
+    _draw(folder, grid.experiment, found)
+    return write_whole(folder / "page.md", format_page(grid.experiment, results, summary, gaps, provenance, missing))
 
 
 def _find_line(cell: Cell, recorded: Sequence[Recorded]) -> dict[str, Any] | None:
@@ -332,25 +341,6 @@ def _command(name: str, data: str | None, overrides: Mapping[str, Any]) -> str:
     """The command without the places of one machine."""
     words = ["csda", "reproduce", Path(name).name, *(["--data", Path(data).name] if data else [])]
     return shlex.join(words + [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")])
-
-
-def _write_all(
-    folder: Path,
-    experiment: Experiment,
-    found: Sequence[Found],
-    missing: Sequence[Mapping[str, Any]],
-    about: Mapping[str, Any],
-) -> Path:
-    results = [line for _, line in found]
-    summary = summarize(experiment, results)
-    gaps = compare_rows(experiment, results)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_lines(folder / "runs.csv", results)
-    _write_lines(folder / "summary.csv", summary, COLUMNS)
-    _write_lines(folder / "gaps.csv", gaps, GAPS)
-    write_whole(folder / "meta.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-    _draw(folder, experiment, found)
-    return write_whole(folder / "page.md", format_page(experiment, results, summary, gaps, about, missing))
 
 
 def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
