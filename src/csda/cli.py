@@ -191,6 +191,9 @@ def reproduce(
     only_finished: Annotated[
         bool, typer.Option("--only-finished", help="Train nothing: the table of what there is, and what is missing.")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Count runs of the present commit alone; train all others anew.")
+    ] = False,
 ) -> None:
     """Train what is missing of grids of runs and write their tables, or figures, beside the paper's figures."""
     _require_research()
@@ -212,6 +215,7 @@ def reproduce(
         labels=labels.split(",") if labels else (),
         seeds=seeds,
         only_finished=only_finished,
+        fresh=fresh,
     )
     for page in pages:
         print(page)

@@ -14,7 +14,7 @@ from csda.training import train
 
 METHODS = ("baseline", "csda")
 REMARK = (
-    "This is one seed, and seeds differ. Over ten of them (results/demo.md in the sources) csda gains in MCA, but the "
+    "This is one seed, and seeds differ. Over ten of them (results/demo in the sources) csda gains in MCA, but the "
     "queue alone gains as much: on these pictures alignment adds nothing."
 )
 

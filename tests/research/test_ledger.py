@@ -15,15 +15,43 @@ from csda.errors import RunError
 from csda.research import ledger
 from csda.runs import Run
 from csda.training import configure
+from tiny import make_images
 
 
 def test_a_setting_that_an_older_run_did_not_know_has_its_default() -> None:
-    ours = ledger.identify(configure({"method": "csda", "preset": "default", "labels": "9"}))
+    ours = ledger.identify(configure({"method": "csda", "preset": "default", "labels": "9"}), {"data": "0123"})
     older = {name: value for name, value in ours.items() if name not in ("evict", "ramp")}
     assert ledger.agree(ours, older)
     assert not ledger.agree(ours | {"evict": "least_confident"}, older)
     assert not ledger.agree(ours, older | {"seed": 1})
     assert not ledger.agree(ours, older | {"no_longer_known": 1})
+    assert not ledger.agree(ours, older | {"data": "4567"})
+
+
+def test_lists_are_known_by_what_they_say(tmp_path: Path) -> None:
+    def find(**settings: str) -> ledger.Contents:
+        return ledger.ContentFinder()(configure({"data": str(tmp_path / "images"), **settings}))
+
+    make_images(tmp_path / "images")
+    whole = find()
+    assert set(whole) == {"data"}
+    for name, parts in (("one", "val"), ("two", "val"), ("three", "test")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lists.csv").write_text(f"id,split,label\nrare/00.png,{parts},rare\n")
+    one, two, three = (find(split=str(tmp_path / name)) for name in ("one", "two", "three"))
+    assert one["data"] == whole["data"]
+    assert one == two != three
+
+
+def test_parts_that_a_set_names_itself_divide_it(tmp_path: Path) -> None:
+    def find(part: str) -> ledger.Contents:
+        (images / "labels.csv").write_text(f"image,label,split\nrare/00.png,a,{part}\nrare/01.png,b,train\n")
+        return ledger.ContentFinder()(configure({"data": str(images)}))
+
+    images = make_images(tmp_path / "images")
+    one, other = find("val"), find("test")
+    assert one["data"] == other["data"]
+    assert one["split"] != other["split"]
 
 
 def test_groups_that_the_training_did_not_see_are_scored_apart(tiny_run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from csda import metrics
+from csda import metrics, trainer
+from csda.config import RunConfig
 from csda.data import synthetic
 from csda.data.splits import Budget
 from csda.errors import CsdaError, DataError, RunError
@@ -119,8 +120,8 @@ def _read(path: Path) -> list[dict[str, str]]:
 def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(grid: Grid, tmp_path: Path) -> None:
     page, count = grid()
     assert count == 0
-    results = tmp_path / "results"
-    summary, runs = _read(results / "grid.csv"), _read(results / "grid_runs.csv")
+    results = tmp_path / "results" / "grid"
+    summary, runs = _read(results / "summary.csv"), _read(results / "runs.csv")
     assert tuple(summary[0]) == COLUMNS
     assert [(line["method"], line["seeds"]) for line in summary] == [("baseline", "2"), ("csda, short queue", "2")]
     for line in summary:
@@ -131,20 +132,20 @@ def test_a_grid_becomes_a_table_and_trains_only_what_is_missing(grid: Grid, tmp_
     text = page.read_text()
     assert "A small grid" in text
     assert text.count("| csda, short queue |") == 1
-    about = json.loads((results / "grid.json").read_text())
+    about = json.loads((results / "meta.json").read_text())
     assert about["seeds"] == [0, 1]
     settings = {run["method"]: about["settings"][run["settings"]] for run in runs}
     assert settings["csda, short queue"]["capacity"] == 8
     assert settings["baseline"]["epochs"] == 2
     assert "Missing" not in text
 
-    run = next(folder for folder in (tmp_path / "runs" / "synthetic").iterdir() if folder.name.startswith("baseline"))
+    run = next(folder for folder in (tmp_path / "runs").glob("synthetic_*/*") if folder.name.startswith("baseline"))
     line = next(line for line in runs if line["method"] == "baseline" and f"_{line['seed']}_" in run.name)
     probs, labels = Run(run).predictions.part("test")
     assert float(line["auc"]) == pytest.approx(metrics.auc(probs, labels), abs=1e-5)
     assert float(line["recall_NV"]) == pytest.approx(metrics.recall(probs, labels)[1], abs=1e-5)
     assert line["pseudo_accuracy"] == line["flip_rate"] == ""
-    run = next(folder for folder in (tmp_path / "runs" / "synthetic").iterdir() if folder.name.startswith("csda"))
+    run = next(folder for folder in (tmp_path / "runs").glob("synthetic_*/*") if folder.name.startswith("csda"))
     line = next(line for line in runs if line["method"] != "baseline" and f"_{line['seed']}_" in run.name)
     for name in ("pseudo_accuracy", "pseudo_mca", "flip_rate"):
         assert float(line[name]) == pytest.approx(Run(run).metrics[-1][name], abs=1e-5)
@@ -158,24 +159,24 @@ def test_a_row_of_several_tables_is_trained_once(grid: Grid, monkeypatch: pytest
 
 
 def test_a_table_goes_on_from_its_lines_where_the_folders_are_gone(grid: Grid, tmp_path: Path) -> None:
-    results = tmp_path / "results"
+    results = tmp_path / "results" / "grid"
     before = {file.name: file.read_bytes() for file in results.iterdir()}
     shutil.rmtree(tmp_path / "runs")
     assert grid(only_finished=True)[1] == 0
     assert {file.name: file.read_bytes() for file in results.iterdir()} == before
 
-    lines = before["grid_runs.csv"].decode().splitlines(keepends=True)
-    (results / "grid_runs.csv").write_text("".join(lines[:-1]))
+    lines = before["runs.csv"].decode().splitlines(keepends=True)
+    (results / "runs.csv").write_text("".join(lines[:-1]))
     page, count = grid()
     assert count == 1
     assert "Missing" not in page.read_text()
-    again = (results / "grid_runs.csv").read_text().splitlines(keepends=True)
+    again = (results / "runs.csv").read_text().splitlines(keepends=True)
     assert again[:-1] == lines[:-1]
     assert again[-1].split(",")[:12] == lines[-1].split(",")[:12]
 
 
 def test_lines_of_other_images_are_not_mixed_in(grid: Grid, tmp_path: Path) -> None:
-    file = tmp_path / "results" / "grid_runs.csv"
+    file = tmp_path / "results" / "grid" / "runs.csv"
     file.write_text(file.read_text().replace(_read(file)[0]["images"], "0" * 12, 1))
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(RunError, match="given different images"):
@@ -195,7 +196,8 @@ def test_an_unfinished_grid_says_what_is_missing(grid: Grid, tmp_path: Path) -> 
     assert "- csda, short queue, 30 labels, split random: seeds 1" in page.read_text()
     assert "## Mean over budgets" in page.read_text()
     lines = [
-        (line["labels"], line["seeds"], line["auc_std"] == "") for line in _read(tmp_path / "results" / "grid.csv")
+        (line["labels"], line["seeds"], line["auc_std"] == "")
+        for line in _read(tmp_path / "results" / "grid" / "summary.csv")
     ]
     assert lines == [("21", "2", False), ("30", "1", True)] * 2
 
@@ -222,12 +224,49 @@ def test_a_page_names_commits_in_short(grid: Grid, tmp_path: Path) -> None:
     for file, commit in zip(sorted((tmp_path / "runs").rglob("environment.json")), commits, strict=True):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": commit}))
     page, _ = grid()
-    assert "at commit 0123456, 0123456+changed, fedcba9, unknown, on" in page.read_text()
+    rows = [line.split(" | ") for line in page.read_text().splitlines()]
+    named = {row[0].removeprefix("| "): row[-1].removesuffix(" |") for row in rows if len(row) > 8}
+    assert named["method"] == "commits"
+    assert named["baseline"] == "0123456, 0123456+changed"
+    assert named["csda, short queue"] == "fedcba9, unknown"
+
+
+def test_a_fresh_table_has_runs_of_one_commit_alone(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results" / "grid"
+    now = "fedcba9876543210"
+    monkeypatch.setattr(trainer, "source_commit", lambda: now)
+    before = {file.name: file.read_bytes() for file in results.iterdir()}
+    # A part of it: lines and folders of another commit do not count, and the table of them stays.
+    file = tmp_path / "grid.toml"
+    where = {"data": None, "runs": tmp_path / "runs", "out": tmp_path / "results"}
+    notes = Notes()
+    assert reproduce.reproduce([str(file)], reporter=notes, fresh=True, seeds=1, **where) == []
+    assert notes.notes[0] == "grid: 4 runs, 2 of them to train"
+    assert "grid: 2 of 4 runs are of commit fedcba9" in notes.notes[-1]
+    assert {file.name: file.read_bytes() for file in results.iterdir()} == before
+    # The rest; then nothing. Where folders of either commit would do, it is the newer.
+    assert grid(fresh=True)[1] == 2
+    assert {line["commit"] for line in _read(results / "runs.csv")} == {now}
+    assert grid(fresh=True)[1] == grid()[1] == 0
+    assert {line["commit"] for line in _read(results / "runs.csv")} == {now}
+    shutil.rmtree(tmp_path / "runs")
+    assert grid(fresh=True)[1] == 0
+    monkeypatch.setattr(trainer, "source_commit", lambda: "0123456789abcdef")
+    assert grid(fresh=True, out=tmp_path / "elsewhere")[1] == 4
+
+
+@pytest.mark.parametrize(("commit", "why"), [(None, "CSDA_COMMIT"), ("fedcba9876+changed", "commit the changes first")])
+def test_fresh_needs_a_commit(commit: str | None, why: str, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "source_commit", lambda: commit)
+    with pytest.raises(RunError, match=why):
+        grid(fresh=True)
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("confusion", "fig.svg"), ("temperature", "fig.svg"), ("epochs", "fig.svg"), ("examples", "fig.png")],
+    [("confusion", "figure.svg"), ("temperature", "figure.svg"), ("epochs", "figure.svg"), ("examples", "figure.png")],
 )
 def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tmp_path: Path) -> None:
     head, _, csda_row = EXPERIMENT.split("[[rows]]")
@@ -235,19 +274,58 @@ def test_a_figure_is_drawn_from_the_folders(kind: str, name: str, grid: Grid, tm
     page, count = grid(text, "fig")
     assert count == 0
     assert "| csda, short queue |" in page.read_text()
-    assert 1000 < (tmp_path / "results" / name).stat().st_size < 500_000
+    assert 1000 < (tmp_path / "results" / "fig" / name).stat().st_size < 500_000
     if kind == "epochs":
-        lines = _read(tmp_path / "results" / "fig_epochs.csv")
+        lines = _read(tmp_path / "results" / "fig" / "epochs.csv")
         assert [line["epoch"] for line in lines] == ["1", "2"]
         assert {(line["method"], line["labels"], line["seeds"]) for line in lines} == {("csda, short queue", "21", "2")}
         runs = [file.read_text().splitlines() for file in (tmp_path / "runs").rglob("csda*/metrics.jsonl")]
         expected = sum(json.loads(run[1])["test_auc"] for run in runs) / 2
         assert float(lines[1]["test_auc"]) == pytest.approx(expected, abs=1e-6)
-        guesses = _read(tmp_path / "results" / "fig_guesses.csv")
+        guesses = _read(tmp_path / "results" / "fig" / "guesses.csv")
         assert {(line["method"], line["epoch"], line["seeds"]) for line in guesses} == {("csda, short queue", "2", "2")}
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(RunError, match="no run of it has finished"):
         grid(text, "fig", only_finished=True)
+
+
+def test_data_is_known_by_its_content(tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two folders of one name with other images are two sets; a copy under another name is the same."""
+    monkeypatch.setattr(reproduce, "_train_all", _train_here)
+    head, baseline, _ = EXPERIMENT.split("[[rows]]")
+    text = f"{head}[[rows]]{baseline}".replace("[0, 1]", "[0]")
+
+    def count(data: Path) -> int:
+        return _reproduce(tmp_path, text, "grid", data=str(data))[1]
+
+    hospitals = [tmp_path / name / "images" for name in ("a", "b", "c")]
+    for folder in (*hospitals, tmp_path / "elsewhere"):
+        shutil.copytree(tiny_images, folder)
+    Image.new("RGB", (32, 32), "salmon").save(hospitals[1] / "common" / "00.png")
+    (hospitals[2] / "rare" / "00.png").rename(hospitals[2] / "common" / "99.png")
+    assert [count(folder) for folder in (*hospitals, tmp_path / "elsewhere")] == [1, 1, 1, 0]
+    (line,) = _read(tmp_path / "results" / "grid" / "runs.csv")
+    shutil.rmtree(tmp_path / "runs")
+    assert [count(folder) for folder in (hospitals[0], hospitals[1])] == [0, 1]
+    (other,) = _read(tmp_path / "results" / "grid" / "runs.csv")
+    assert float(other["seconds"]) != float(line["seconds"])
+
+
+def test_a_table_is_written_again_without_its_images(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "_train_all", _train_here)
+    text = EXPERIMENT.replace("[0, 1]", "[0]")
+    shutil.copytree(tiny_images, tmp_path / "images")
+    page, _ = _reproduce(tmp_path, text, "grid", data=str(tmp_path / "images"))
+    before = page.read_text()
+    shutil.rmtree(tmp_path / "images")
+    page.unlink()
+    assert (
+        _reproduce(tmp_path, text, "grid", data=str(tmp_path / "images"), only_finished=True)[0].read_text() == before
+    )
+    with pytest.raises(DataError, match="--data"):
+        _reproduce(tmp_path, text, "grid", data=str(tmp_path / "images"))
 
 
 def test_a_failing_run_is_named(tmp_path: Path) -> None:
@@ -259,6 +337,11 @@ def test_a_failing_run_is_named(tmp_path: Path) -> None:
 EXPERIMENTS = sorted(HERE.glob("*.toml"))
 
 
+def _anything(split: str, config: RunConfig) -> dict[str, str]:
+    """Contents of data that nobody looks at."""
+    return {"data": "0" * 16}
+
+
 @pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
 def test_every_run_of_every_experiment_has_a_configuration(file: Path, tmp_path: Path) -> None:
     stem, experiment = read_experiment(str(file))
@@ -267,7 +350,7 @@ def test_every_run_of_every_experiment_has_a_configuration(file: Path, tmp_path:
         *(experiment.model_copy(update=each.model_dump(exclude_none=True)) for each in experiment.on.values()),
     ]
     for variant in variants:
-        cells = reproduce.list_cells(variant, tmp_path, variant.data)
+        cells = reproduce.list_cells(variant, tmp_path, variant.data, _anything)
         names = [(cell.title, cell.labels, cell.split, cell.seed) for cell in cells]
         assert len(set(names)) == len(names)
         assert len({cell.folder for cell in cells}) == len(cells)
@@ -282,7 +365,7 @@ def test_every_run_of_every_experiment_has_a_configuration(file: Path, tmp_path:
 
 def test_table1_is_the_grid_of_the_paper() -> None:
     _, experiment = read_experiment(str(EXPERIMENTS[0].parent / "table1.toml"))
-    cells = reproduce.list_cells(experiment, Path("runs"), "ham10000")
+    cells = reproduce.list_cells(experiment, Path("runs"), "ham10000", _anything)
     assert len(cells) == 7 * 5 * 5
     assert cells[0].config.split == "ham10000/splits_neighbor_matching"
 
@@ -321,7 +404,7 @@ def test_tables_together_train_what_they_share_once(
         files[-1].write_text(EXPERIMENT + rows)
     where = {"data": None, "runs": tmp_path / "runs", "out": tmp_path / "results"}
     pages = reproduce.reproduce([str(file) for file in files], reporter=Reporter(), **where)
-    assert [page.name for page in pages] == ["first.md", "second.md"]
+    assert [page.relative_to(tmp_path / "results") for page in pages] == [Path("first/page.md"), Path("second/page.md")]
     assert len(launched) == len(set(launched)) == 2
 
 
@@ -341,14 +424,14 @@ def test_table1_runs_on_the_lists_and_draws_what_has_none(tmp_path: Path, monkey
         overrides=sizes | {"device": "cpu", "checkpoint_seconds": 1000.0},
     )
     assert count == 4
-    lines = _read(tmp_path / "results" / "table1_runs.csv")
+    lines = _read(tmp_path / "results" / "table1" / "runs.csv")
     assert {(line["labels"], line["split"]) for line in lines} == {("175", "nm")}
     assert len({line["images"] for line in lines}) == 1
     assert all(float(line["auc_unseen"]) > 0 for line in lines)
-    folder = min((tmp_path / "runs" / "ham10000").iterdir())
+    folder = min((tmp_path / "runs").glob("ham10000_*/*"))
     parts = Counter(row.split for row in Run(folder).split)
     assert parts == {"labeled": 175, "unlabeled": 280 - 175 - 49 - 14, "val": 14, "test": 49}
-    summary = _read(tmp_path / "results" / "table1.csv")
+    summary = _read(tmp_path / "results" / "table1" / "summary.csv")
     assert [(line["method"], line["paper_auc"], line["paper_mca"]) for line in summary] == [
         ("baseline", "0.688", "0.2865"),
         ("csda", "0.7131", "0.3102"),
@@ -359,7 +442,7 @@ def test_table1_runs_on_the_lists_and_draws_what_has_none(tmp_path: Path, monkey
 def test_lists_are_looked_for_beside_the_images(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("Path,Sex,Age,Frontal/Lateral\n")
     _, variant = choose_variant(*read_experiment(str(EXPERIMENTS[0].parent / "table6.toml")), str(tmp_path))
-    cell = reproduce.list_cells(variant, tmp_path, str(tmp_path))[0]
+    cell = reproduce.list_cells(variant, tmp_path, str(tmp_path), _anything)[0]
     assert cell.config.split == str(tmp_path / "splits_latent_mixing")
 
 

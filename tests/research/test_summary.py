@@ -13,6 +13,7 @@ FIGURES = ("auc", "mca", "auc_last20", "mca_last20", "mca_prior", "val_auc_last2
 
 
 def _page(experiment: Experiment, results: list[dict[str, Any]]) -> str:
+    results = [line | {"commit": "0123456789"} for line in results]
     lines, gaps = summary.summarize(experiment, results), summary.compare_rows(experiment, results)
     about = {"command": "csda reproduce grid", "runs": len(results), "date": "2026-01-05"}
     about |= {"commit": ["0123456789"], "machine": ["two cores"], "torch": ["2.13.0"]}

@@ -31,7 +31,7 @@ _COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey
 def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
     """The picture that suits the shape of a grid: over budgets, over many rows, or of a few rows in detail.
 
-    `results` are the lines of NAME_runs.csv.
+    `results` are the lines of runs.csv.
     """
     names = [row.name for row in experiment.rows if any(line["method"] == row.name for line in results)]
     if len(experiment.labels) > 1 and len(names) > len(_COLOURS):
@@ -63,7 +63,7 @@ def draw_grid(
 ) -> Figure:
     """MCA of every seed, with its mean, and mean recall of each class, for each row of a grid.
 
-    `results` are the lines of NAME_runs.csv of one budget and split; `examples` an image [H, W, 3] of each class.
+    `results` are the lines of runs.csv of one budget and split; `examples` an image [H, W, 3] of each class.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(13.6, 1.6 + 0.62 * len(classes)), facecolor="white", layout="constrained")
@@ -71,9 +71,7 @@ def draw_grid(
         for row, title in enumerate(titles):
             runs = [run for run in results if run["method"] == title]
             colour = PALETTE[_COLOURS[row % len(_COLOURS)]]
-            scores = np.array([run["mca"] for run in runs], dtype=float)
-            seeds.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
-            seeds.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+            _draw_seeds(seeds, row, [run["mca"] for run in runs], colour)
             means = [np.mean([run[f"recall_{name}"] for run in runs]) for name in classes]
             places = np.arange(len(classes)) + 0.7 * ((row + 0.5) / len(titles) - 0.5)
             recalls.barh(places, means, 0.62 / len(titles), color=colour, label=title)
@@ -108,7 +106,7 @@ def draw_budgets(
 ) -> Figure:
     """AUC and MCA of each row over the budgets that have runs: mean and deviation over seeds, a column for each split.
 
-    `summary` are the lines of NAME.csv.
+    `summary` are the lines of summary.csv.
     """
     budgets = [labels for labels in budgets if any(line["labels"] == labels for line in summary)]
     with matplotlib.rc_context(STYLE):
@@ -166,7 +164,7 @@ def draw_rows(
 ) -> Figure:
     """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
 
-    `results` are the lines of NAME_runs.csv of one budget, or of `average_budgets`; each split has panels of its own.
+    `results` are the lines of runs.csv of one budget, or of `average_budgets`; each split has panels of its own.
     """
     with matplotlib.rc_context(STYLE):
         size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))
@@ -177,10 +175,7 @@ def draw_rows(
             for row, title in enumerate(titles):
                 colour = PALETTE["vermilion" if row == 0 else "blue"]
                 runs = [run for run in results if (run["method"], run["split"]) == (title, split)]
-                scores = np.array([run[name] for run in runs], dtype=float)
-                axes.plot(scores, np.full(len(scores), row), "o", color=colour, alpha=0.35, markeredgewidth=0)
-                if len(scores):
-                    axes.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+                _draw_seeds(axes, row, [run[name] for run in runs], colour)
                 known = paper[title][position : position + 1]
                 axes.plot(known, [row] * len(known), "D", **_open(colour))
             axes.set_yticks(range(len(titles)), titles)
@@ -190,6 +185,13 @@ def draw_rows(
             axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
         return figure
+
+
+def _draw_seeds(axes: Axes, row: int, scores: Sequence[float], colour: str) -> None:
+    """A dot for each seed of a row, and a bar at their mean."""
+    axes.plot(scores, [row] * len(scores), "o", color=colour, alpha=0.35, markeredgewidth=0)
+    if scores:
+        axes.plot([np.mean(scores)] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
 
 
 def _open(colour: str) -> dict[str, Any]:

@@ -70,22 +70,22 @@ def launch(
         minutes: after so many none is begun any more; those that run are waited for.
         note: is told of runs that are tried once more, and how many were not begun.
     """
-    again = Again(note)
-    fresh = Fresh(len(cells), minutes)
+    retries = Retries(note)
+    pending = Pending(len(cells), minutes)
     if launcher == "ray":
-        yield from _launch_ray(cells, fresh, jobs or len(cells), side_by_side or SIDE_BY_SIDE, again)
+        yield from _launch_ray(cells, pending, jobs or len(cells), side_by_side or SIDE_BY_SIDE, retries)
     else:
         import torch
 
         gpus = torch.cuda.device_count()
         side_by_side = side_by_side or (SIDE_BY_SIDE if gpus else 1)
-        yield from _launch_processes(cells, fresh, jobs or 1, side_by_side, gpus, again)
-    if fresh.left:
-        note(f"{fresh.left} runs were not begun, since {minutes:g} minutes were over")
+        yield from _launch_processes(cells, pending, jobs or 1, side_by_side, gpus, retries)
+    if pending.left:
+        note(f"{pending.left} runs were not begun, since {minutes:g} minutes were over")
 
 
-class Again:
-    """Keeps the numbers of runs that broke: each is tried once more."""
+class Retries:
+    """The numbers of runs that broke and are to be tried once more, each once."""
 
     def __init__(self, note: Note) -> None:
         self.note = note
@@ -107,8 +107,8 @@ class Again:
         return None
 
 
-class Fresh:
-    """Gives the numbers of runs that have not been begun, in their order, as long as there is time."""
+class Pending:
+    """The numbers of runs that have not been begun, in their order; empty once the time is over."""
 
     def __init__(self, count: int, minutes: float | None) -> None:
         self._numbers = deque(range(count))
@@ -126,21 +126,21 @@ class Fresh:
 
 
 def _launch_processes(
-    cells: Sequence[Cell], fresh: Fresh, jobs: int, side_by_side: int, gpus: int, again: Again
+    cells: Sequence[Cell], pending: Pending, jobs: int, side_by_side: int, gpus: int, retries: Retries
 ) -> Iterator[tuple[Cell, Run | CsdaError]]:
     workers = [_Worker(index % gpus if gpus else None) for index in range(jobs)]
     try:
-        while fresh or again.waiting or any(worker.numbers for worker in workers):
-            while again.waiting and (idle := [worker for worker in workers if not worker.numbers]):
-                number = again.waiting.popleft()
+        while pending or retries.waiting or any(worker.numbers for worker in workers):
+            while retries.waiting and (idle := [worker for worker in workers if not worker.numbers]):
+                number = retries.waiting.popleft()
                 # Of runs that broke together one may be at fault: alone, each answers for itself.
                 idle[0].give(number, cells[number], last=True)
-            while fresh and (free := [w for w in workers if not w.last and len(w.numbers) < side_by_side]):
-                number = fresh.popleft()
+            while pending and (free := [w for w in workers if not w.last and len(w.numbers) < side_by_side]):
+                number = pending.popleft()
                 min(free, key=lambda worker: len(worker.numbers)).give(number, cells[number])
             for worker in _ready(workers):
                 for number, outcome in worker.take():
-                    if (ended := again.judge(number, cells[number], outcome)) is not None:
+                    if (ended := retries.judge(number, cells[number], outcome)) is not None:
                         yield cells[number], ended
     finally:
         for worker in workers:
@@ -268,7 +268,7 @@ def _attempt(cell: Trainable) -> Outcome:
 
 
 def _launch_ray(
-    cells: Sequence[Cell], fresh: Fresh, jobs: int, side_by_side: int, again: Again
+    cells: Sequence[Cell], pending: Pending, jobs: int, side_by_side: int, retries: Retries
 ) -> Iterator[tuple[Cell, Run | CsdaError]]:
     try:
         import ray
@@ -285,9 +285,9 @@ def _launch_ray(
         # A worker that trains one run and ends leaves nothing behind, neither memory nor errors of its GPU.
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=0)(_attempt_in)
         running: dict[Any, int] = {}
-        while fresh or again.waiting or running:
-            while (fresh or again.waiting) and len(running) < jobs:
-                number = (again.waiting or fresh).popleft()
+        while pending or retries.waiting or running:
+            while (pending or retries.waiting) and len(running) < jobs:
+                number = (retries.waiting or pending).popleft()
                 running[task.remote(Path.cwd(), cells[number])] = number
             if not running:  # time has run out just now
                 break
@@ -297,7 +297,7 @@ def _launch_ray(
                 outcome = ray.get(ready)
             except RayError as error:  # the worker was killed, or its machine is gone
                 outcome = f"{type(error).__name__}: {str(error).splitlines()[-1]}"
-            if (ended := again.judge(number, cells[number], outcome)) is not None:
+            if (ended := retries.judge(number, cells[number], outcome)) is not None:
                 yield cells[number], ended
     finally:
         ray.shutdown()

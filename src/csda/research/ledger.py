@@ -1,8 +1,9 @@
 """Which runs there are: finished run folders, and lines of tables that were written from folders since gone.
 
 A run is known by what it computes, not by the table that it was trained for, so that a row which stands in several
-tables is trained once. Run folders are not kept with the results. NAME_runs.csv has a line for each run, and NAME.json
-the complete settings behind the lines, so that another machine trains only what is missing.
+tables is trained once; and its data by its content, not by the name of a folder. Run folders are not kept with the
+results. runs.csv has a line for each run, and meta.json the complete settings behind the lines, so that another machine
+trains only what is missing.
 """
 
 from __future__ import annotations
@@ -21,13 +22,20 @@ import numpy as np
 import numpy.typing as npt
 
 from csda import metrics
-from csda.config import RunConfig, read_config
+from csda.config import RunConfig
+from csda.data import load_dataset, split_files
+from csda.data.content import content_digest
 from csda.errors import RunError
 from csda.research.summary import average
 from csda.runs import Run
 from csda.training import configure
 
 Identity = dict[str, Any]
+Contents = Mapping[str, str]
+"""Digests that stand for `data` and, where it is divided by lists or by itself, for `split`."""
+
+READING = ("source", "uncertain", "image_column", "label_column", "group_column", "split_column")
+"""Settings that say how a set is read."""
 
 CIRCUMSTANCES = (
     "preset",
@@ -49,15 +57,47 @@ FIGURES = ("auc", "mca", "auc_last20", "mca_last20", "auc_prior", "mca_prior")
 """What the result of a run holds of the test images."""
 
 TEXTS = ("method", "labels", "split", "settings", "images", "commit", "machine", "torch", "date")
-"""Columns of NAME_runs.csv that hold no number."""
+"""Columns of runs.csv that hold no number."""
 
 
-def identify(config: RunConfig) -> Identity:
-    """What a run computes: its resolved settings, folders by their name alone."""
-    values = config.model_dump(exclude_none=True)
+class ContentFinder:
+    """Finds the contents of the sets and lists that configurations name; each is read once."""
+
+    def __init__(self) -> None:
+        self._digest_set, self._digest_lists = cache(_digest_set), cache(_digest_lists)
+
+    def __call__(self, config: RunConfig) -> Contents:
+        """Digests of the whole set as `data`, and of what divides it as `split`: lists, or parts that it names itself.
+
+        A drawn set stands for all seeds that it is drawn with.
+        """
+        data, parts = self._digest_set(config.data, *(getattr(config, name) for name in READING))
+        split = self._digest_lists(config.split) if config.split else parts
+        return {"data": data} | ({"split": split} if split else {})
+
+
+def _digest_set(data: str, *reading: Any) -> tuple[str, str | None]:
+    dataset = load_dataset(data, **dict(zip(READING, reading, strict=True)))
+    parts = sorted((record.id, record.part) for record in dataset.records if record.part)
+    return content_digest(dataset), digest(parts) if parts else None
+
+
+def _digest_lists(split: str) -> str:
+    return digest([(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in split_files(split)])
+
+
+def recall_contents(about: Mapping[str, Any], split: str) -> Contents:
+    """What meta.json says of the data on a split, for when the images are not at hand."""
+    lists = about["splits"].get(split, {}).get("split")
+    return {"data": about["data"]} | ({"split": lists} if lists else {})
+
+
+def identify(config: RunConfig, contents: Contents) -> Identity:
+    """What a run computes: its resolved settings, and the contents of its data in the place of their names."""
+    values = config.model_dump(exclude_none=True, exclude={"data", "split"})
     values |= values.pop("method_settings")
-    values |= {name: Path(values[name]).name for name in ("data", "split") if name in values}
-    return {name: _plain(value) for name, value in values.items() if name not in CIRCUMSTANCES}
+    plain = {name: _plain(value) for name, value in values.items() if name not in CIRCUMSTANCES}
+    return {**contents, **plain}
 
 
 def agree(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
@@ -73,15 +113,25 @@ def digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def locate(runs: Path, split: str, config: RunConfig) -> Path:
-    """The folder of a run that computes the same, or a new one, named after what it is."""
-    identity = identify(config)
-    stem = _slug(f"{config.method}_{config.labels}_{split}_{config.seed}")
-    home = runs / _slug(identity["data"])
-    for folder in sorted(home.glob(f"{stem}_*")):
-        if (folder / "config.toml").is_file() and agree(identity, identify(read_config(folder / "config.toml"))):
-            return folder
-    return home / f"{stem}_{digest(identity)}"
+def locate(runs: Path, split: str, config: RunConfig, contents: Contents, commit: str | None = None) -> Path:
+    """The folder of a run that computes the same, the last begun of those that have finished, or a new one. With a
+    `commit` only runs that were begun at it count.
+
+    Its path says what it is, and has the digests of its data and lists, which its files do not tell.
+    """
+    identity = identify(config, contents)
+    divided = f"{split}-{contents['split']}" if "split" in contents else split
+    stem = _slug(f"{config.method}_{config.labels}_{divided}_{config.seed}")
+    begun = [file.parent for file in runs.glob(f"*_{contents['data']}/{stem}_*/environment.json")]
+    alike = [
+        run
+        for run in map(Run, begun)
+        if agree(identity, identify(run.settings, contents)) and commit in (None, run.environment["commit"])
+    ]
+    if alike:
+        return max(alike, key=lambda run: (run.finished, run.environment["started"], run.folder.name)).folder
+    name = "_".join([stem, digest(identity), *([commit[:7]] if commit else [])])
+    return runs / f"{_slug(Path(config.data).name)}_{contents['data']}" / name
 
 
 def digest_split(run: Run) -> str:
@@ -90,7 +140,7 @@ def digest_split(run: Run) -> str:
 
 
 def read_line(run: Run) -> dict[str, Any]:
-    """A line of NAME_runs.csv, from the small files of a run; numbers have the digits that the file keeps."""
+    """A line of runs.csv, from the small files of a run; numbers have the digits that the file keeps."""
     if len(run.metrics) < run.result["best_epoch"]:
         raise RunError(
             f"{run.folder}: metrics.jsonl has {len(run.metrics)} epochs and result.json speaks of epoch "
@@ -128,25 +178,26 @@ def read_line(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A line of NAME_runs.csv and what its run computed."""
+    """A line of a table's runs.csv and what its run computed."""
 
+    table: str
     identity: Identity
     line: dict[str, Any]
 
 
-def read_recorded(results: Path) -> list[Recorded]:
-    """Every run that the tables in a folder tell of."""
+def read_recorded(results: Path, commit: str | None = None) -> list[Recorded]:
+    """Every run that the tables in a folder tell of, or those of a commit alone."""
     recorded = []
-    for table in sorted(results.glob("*_runs.csv")):
-        described = table.with_name(table.name.replace("_runs.csv", ".json"))
+    for table in sorted(results.glob("*/runs.csv")):
+        described = table.with_name("meta.json")
         about = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
         with table.open(newline="", encoding="utf-8") as file:
             for cells in csv.DictReader(file):
                 line = {name: text if name in TEXTS else _number(text) for name, text in cells.items()}
-                if line.get("settings") in about.get("settings", {}):
+                if line.get("settings") in about.get("settings", {}) and commit in (None, line["commit"]):
                     places = {"data": about["data"], "labels": line["labels"], "seed": line["seed"]}
                     identity = about["settings"][line["settings"]] | places | about["splits"][line["split"]]
-                    recorded.append(Recorded(identity, line))
+                    recorded.append(Recorded(table.parent.name, identity, line))
     return recorded
 
 
@@ -157,7 +208,7 @@ def settings_alone(identity: Mapping[str, Any]) -> Identity:
 
 @cache
 def _defaults(method: str) -> Identity:
-    return settings_alone(identify(configure({"method": method, "preset": "default"})))
+    return settings_alone(identify(configure({"method": method, "preset": "default"}), {}))
 
 
 def _plain(value: Any) -> Any:

@@ -1,31 +1,32 @@
 """A grid of runs and the table, or the figure, that comes of it.
 
 An experiment is a TOML file: rows (a method with settings), label budgets, splits, seeds, and what the paper reports.
-`reproduce` trains what is missing, goes on with what was interrupted, and writes
+`reproduce` trains what is missing, goes on with what was interrupted, and writes into a folder of the table's name
 
-    NAME.csv        a line for each row, budget and split: mean and spread over seeds, beside the paper's figures
-    NAME_runs.csv   a line for each run: enough to check every number of the first, and to know the run again
-    NAME_gaps.csv   paired differences over seeds with their intervals: to the baseline, and of csda to every other row
-    NAME.md         the same as a page, which also says what is missing
-    NAME.svg        a picture (.png where it shows photographs)
-    NAME.json       the command, commit, machine and date, and the complete settings of every row
+    summary.csv   a line for each row, budget and split: mean and spread over seeds, beside the paper's figures
+    runs.csv      a line for each run: enough to check every number of the first, and to know the run again
+    gaps.csv      paired differences over seeds with their intervals: to the baseline, and of csda to every other row
+    page.md       the same as a page, which also says what is missing
+    figure.svg    a picture (.png where it shows photographs)
+    meta.json     the command, commits, machine and date, and the complete settings of every row
 
 and where the picture shows epochs, means over seeds:
 
-    NAME_epochs.csv     every figure of an epoch
-    NAME_guesses.csv    the unlabeled images of each class, those guessed as it, the right ones, and those in the queue
+    epochs.csv    every figure of an epoch
+    guesses.csv   the unlabeled images of each class, those guessed as it, the right ones, and those in the queue
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from csda import trainer
 from csda.config import RunConfig
 from csda.errors import CsdaError, DataError, RunError
 from csda.methods import METHODS
@@ -33,7 +34,20 @@ from csda.progress import Reporter
 from csda.research.experiments import Experiment, choose_variant, read_experiment
 from csda.research.grid import draw_experiment, write_grid
 from csda.research.launch import Launcher, launch
-from csda.research.ledger import PLACES, agree, digest, identify, locate, read_line, read_recorded, settings_alone
+from csda.research.ledger import (
+    PLACES,
+    ContentFinder,
+    Contents,
+    Recorded,
+    agree,
+    digest,
+    identify,
+    locate,
+    read_line,
+    read_recorded,
+    recall_contents,
+    settings_alone,
+)
 from csda.research.paper import (
     average_epochs,
     count_guesses,
@@ -51,7 +65,7 @@ from csda.training import configure, train
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of the grid."""
+    """One run of the grid; `identity` says what it computes."""
 
     title: str
     method: str
@@ -62,6 +76,7 @@ class Cell:
     data: str
     preset: str | None
     settings: Mapping[str, Any]
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
     def train(self) -> Run:
         return train(
@@ -82,12 +97,23 @@ class Cell:
         return configure(chosen | ({"preset": self.preset} if self.preset else {}) | dict(self.settings))
 
 
+FindContents = Callable[[str, RunConfig], Contents]
+"""The contents that a run on a split, by its name, has for its data."""
+
 Found = tuple[Cell, dict[str, Any]]
-"""A cell and what is known of its run, a line of NAME_runs.csv."""
+"""A cell and what is known of its run, a line of runs.csv."""
 
 
-def list_cells(experiment: Experiment, runs: Path, data: str, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
-    """Every run of the grid; `overrides` are settings that win over those of the file."""
+def list_cells(
+    experiment: Experiment,
+    runs: Path,
+    data: str,
+    find_contents: FindContents,
+    overrides: Mapping[str, Any] | None = None,
+    commit: str | None = None,
+) -> list[Cell]:
+    """Every run of the grid; `overrides` are settings that win over those of the file. With a `commit` no folder is
+    used that was begun at another."""
     cells = []
     for row in experiment.rows:
         for labels in row.labels or experiment.labels:
@@ -97,22 +123,29 @@ def list_cells(experiment: Experiment, runs: Path, data: str, overrides: Mapping
                 for seed in experiment.seeds:
                     preset = row.preset or experiment.preset
                     cell = Cell(row.name, row.method, labels, split, seed, runs, data, preset, settings)
-                    cells.append(replace(cell, folder=locate(runs, split, cell.config)))
+                    config = cell.config
+                    contents = find_contents(split, config)
+                    folder = locate(runs, split, config, contents, commit)
+                    cells.append(replace(cell, folder=folder, identity=identify(config, contents)))
     return cells
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """An experiment on its data: the name it was asked for by, that of its files, and its runs."""
+    """An experiment on its data: the name it was asked for by, that of its folder, and its runs; with a `commit` those
+    alone that were trained at it."""
 
     name: str
     stem: str
     experiment: Experiment
-    source: str
     cells: list[Cell]
+    commit: str | None
 
     def find_lines(self, results: Path) -> list[dict[str, Any] | None]:
-        return _find_lines(self.cells, results, folders_alone=self.experiment.figure is not None)
+        """What is known of each cell's run: from its folder, or else from a table that tells of a run with the same
+        settings, where the picture needs no folder; None where it has not finished."""
+        recorded = [] if self.experiment.figure else read_recorded(results, self.commit)
+        return [_find_line(cell, recorded) for cell in self.cells]
 
 
 def reproduce(
@@ -130,14 +163,18 @@ def reproduce(
     labels: Sequence[str] = (),
     seeds: int | None = None,
     only_finished: bool = False,
+    fresh: bool = False,
 ) -> list[Path]:
-    """Train what is missing of experiments, all of it as one, and write their tables; the Markdown files are returned.
+    """Train what is missing of experiments, all of it as one, and write their tables; their pages are returned.
 
     `labels` and `seeds`, a number of them, restrict what is trained, `only_finished` trains nothing, and after so many
     `minutes` no run is begun. A table has every run that there is then, as a folder in `runs` or as a line of a table
-    in `out`.
+    in `out`. With `fresh` only runs of the present commit count, all others are trained anew, and a table of other
+    commits stays as it is until all are there.
     """
-    grids = [_open_grid(name, data, runs, overrides) for name in names]
+    commit = _require_commit() if fresh else None
+    finder = ContentFinder()
+    grids = [_open_grid(name, data, runs, out, finder, overrides, only_finished, commit) for name in names]
     chosen: dict[Path, Cell] = {}
     for grid in grids:
         wanted = grid.experiment.seeds[:seeds]
@@ -147,45 +184,86 @@ def reproduce(
             if line is None and cell.seed in wanted and (not labels or cell.labels in labels) and not only_finished
         }
         reporter.note(f"{grid.stem}: {len(grid.cells)} runs, {len(missing)} of them to train")
-        if missing and grid.source != "synthetic" and not Path(grid.source).exists():
-            raise DataError(f"{grid.source}: there is no such folder of images; name it with --data")
         chosen |= missing
     _train_all(list(chosen.values()), launcher, jobs, side_by_side, minutes, reporter)
-    return [_write_grid(grid, data, runs, out, overrides or {}) for grid in grids]
+    pages = [_write_grid(grid, data, runs, out, overrides or {}, reporter) for grid in grids]
+    return [page for page in pages if page is not None]
 
 
-def _open_grid(name: str, data: str | None, runs: Path, overrides: Mapping[str, Any] | None) -> Grid:
+def _require_commit() -> str:
+    """The commit that runs trained now are of."""
+    commit = trainer.source_commit()
+    if commit is None:
+        raise RunError("--fresh: the commit of these sources is not known; name it in CSDA_COMMIT")
+    if commit.endswith("+changed"):
+        raise RunError(f"--fresh: the package has been changed since commit {commit[:7]}; commit the changes first")
+    return commit
+
+
+def _open_grid(
+    name: str,
+    data: str | None,
+    runs: Path,
+    out: Path,
+    finder: ContentFinder,
+    overrides: Mapping[str, Any] | None,
+    only_finished: bool,
+    commit: str | None,
+) -> Grid:
     stem, experiment = read_experiment(name)
     source = data or experiment.data
     stem, experiment = choose_variant(stem, experiment, source)
-    return Grid(name, stem, experiment, source, list_cells(experiment, runs, source, overrides))
+    table = out / stem / "meta.json"
+    if source == "synthetic" or Path(source).exists():
+        about = None
+    elif only_finished and table.is_file():
+        about = json.loads(table.read_text(encoding="utf-8"))
+    else:
+        raise DataError(f"{source}: there is no such folder of images; name it with --data")
+
+    def find_contents(split: str, config: RunConfig) -> Contents:
+        return finder(config) if about is None else recall_contents(about, split)
+
+    return Grid(name, stem, experiment, list_cells(experiment, runs, source, find_contents, overrides, commit), commit)
 
 
-def _write_grid(grid: Grid, data: str | None, runs: Path, out: Path, overrides: Mapping[str, Any]) -> Path:
+def _write_grid(
+    grid: Grid, data: str | None, runs: Path, out: Path, overrides: Mapping[str, Any], reporter: Reporter
+) -> Path | None:
     lines = grid.find_lines(out)
     found = [(cell, line) for cell, line in zip(grid.cells, lines, strict=True) if line is not None]
     if not found:
         raise RunError(f"{grid.stem}: no run of it has finished, in {runs} or in the tables of {out}; train some first")
     _require_same_images(found)
     missing = [_describe(cell) for cell, line in zip(grid.cells, lines, strict=True) if line is None]
-    about = _provenance(_command(grid.name, data, overrides), found, len(missing))
-    return _write_all(out, grid.stem, grid.experiment, found, missing, about)
+    about = out / grid.stem / "meta.json"
+    if grid.commit and missing and about.is_file() and json.loads(about.read_text())["commit"] != [grid.commit]:
+        reporter.note(
+            f"{grid.stem}: {len(found)} of {len(lines)} runs are of commit {grid.commit[:7]}; {out / grid.stem} stays "
+            "as it is until all are, so give the same command again, or another --out to see what there is"
+        )
+        return None
+    results = [line for _, line in found]
+    summary, gaps = summarize(grid.experiment, results), compare_rows(grid.experiment, results)
+    provenance = _provenance(_command(grid.name, data, overrides), found, len(missing))
+    folder = out / grid.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_lines(folder / "runs.csv", results)
+    _write_lines(folder / "summary.csv", summary, COLUMNS)
+    _write_lines(folder / "gaps.csv", gaps, GAPS)
+    write_whole(folder / "meta.json", json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
+    _draw(folder, grid.experiment, found)
+    return write_whole(folder / "page.md", format_page(grid.experiment, results, summary, gaps, provenance, missing))
 
 
-def _find_lines(cells: Sequence[Cell], results: Path, *, folders_alone: bool) -> list[dict[str, Any] | None]:
-    """What is known of each cell's run: from its folder, or else from a table that tells of a run with the same
-    settings; None where it has not finished."""
-    recorded = [] if folders_alone else read_recorded(results)
-    lines: list[dict[str, Any] | None] = []
-    for cell in cells:
-        identity = identify(cell.config)
-        if (cell.folder / "result.json").is_file():
-            known = [read_line(Run(cell.folder))]
-        else:
-            known = [one.line for one in recorded if agree(identity, one.identity)]
-        described = _describe(cell) | {"settings": digest(settings_alone(identity))}
-        lines.append(known[0] | described if known else None)
-    return lines
+def _find_line(cell: Cell, recorded: Sequence[Recorded]) -> dict[str, Any] | None:
+    if (cell.folder / "result.json").is_file():
+        line = read_line(Run(cell.folder))
+    elif (known := next((one for one in recorded if agree(cell.identity, one.identity)), None)) is not None:
+        line = known.line
+    else:
+        return None
+    return line | _describe(cell) | {"settings": digest(settings_alone(cell.identity))}
 
 
 def _describe(cell: Cell) -> dict[str, Any]:
@@ -242,7 +320,6 @@ def _require_same_images(found: Sequence[Found]) -> None:
 
 
 def _provenance(command: str, found: Sequence[Found], missing: int) -> dict[str, Any]:
-    identities = [(cell, identify(cell.config)) for cell, _ in found]
     whole = {column: sorted({line[column] for _, line in found}) for column in ("commit", "machine", "torch")}
     return {
         "command": command,
@@ -251,40 +328,19 @@ def _provenance(command: str, found: Sequence[Found], missing: int) -> dict[str,
         "seeds": sorted({cell.seed for cell, _ in found}),
         "runs": len(found),
         "missing": missing,
-        "data": identities[0][1]["data"],
+        "data": found[0][0].identity["data"],
         "splits": {
-            cell.split: {name: identity[name] for name in PLACES if name.startswith("split") and name in identity}
-            for cell, identity in identities
+            cell.split: {place: cell.identity[place] for place in PLACES if "split" in place and place in cell.identity}
+            for cell, _ in found
         },
-        "settings": {line["settings"]: settings_alone(identity)
-                     for (_, line), (_, identity) in zip(found, identities, strict=True)},
-    }  # fmt: skip
+        "settings": {line["settings"]: settings_alone(cell.identity) for cell, line in found},
+    }
 
 
 def _command(name: str, data: str | None, overrides: Mapping[str, Any]) -> str:
     """The command without the places of one machine."""
     words = ["csda", "reproduce", Path(name).name, *(["--data", Path(data).name] if data else [])]
     return shlex.join(words + [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")])
-
-
-def _write_all(
-    out: Path,
-    stem: str,
-    experiment: Experiment,
-    found: Sequence[Found],
-    missing: Sequence[Mapping[str, Any]],
-    about: Mapping[str, Any],
-) -> Path:
-    results = [line for _, line in found]
-    summary = summarize(experiment, results)
-    gaps = compare_rows(experiment, results)
-    out.mkdir(parents=True, exist_ok=True)
-    _write_lines(out / f"{stem}_runs.csv", results)
-    _write_lines(out / f"{stem}.csv", summary, COLUMNS)
-    _write_lines(out / f"{stem}_gaps.csv", gaps, GAPS)
-    write_whole(out / f"{stem}.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-    _draw(out, stem, experiment, found)
-    return write_whole(out / f"{stem}.md", format_page(experiment, results, summary, gaps, about, missing))
 
 
 def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
@@ -295,9 +351,9 @@ def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]], columns: Sequen
     write_csv(path, columns, cells)
 
 
-def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) -> None:
+def _draw(folder: Path, experiment: Experiment, found: Sequence[Found]) -> None:
     """The paper's figure, or a picture of the grid; beside a picture of epochs, its numbers."""
-    picture = out / f"{stem}.svg"
+    picture = folder / "figure.svg"
     if experiment.figure is None:
         write_grid(draw_experiment(experiment, [line for _, line in found]), picture)
         return
@@ -308,7 +364,7 @@ def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) 
     for (title, *_), own in places.items():
         runs.setdefault(title, []).extend(own)
     if experiment.figure == "examples":
-        write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), out / f"{stem}.png")
+        write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), folder / "figure.png")
     else:
         draw = {"confusion": draw_confusions, "temperature": draw_temperatures, "epochs": draw_epochs}
         write_grid(draw[experiment.figure](runs), picture)
@@ -320,4 +376,4 @@ def _draw(out: Path, stem: str, experiment: Experiment, found: Sequence[Found]) 
                 for line in tell(own)
             ]
             if lines:
-                _write_lines(out / f"{stem}_{kind}.csv", lines)
+                _write_lines(folder / f"{kind}.csv", lines)

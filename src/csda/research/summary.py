@@ -1,7 +1,7 @@
 """The tables of a grid of runs, and the page that shows them.
 
-A line of NAME_runs.csv is a run, one of NAME.csv a row of the experiment at one budget and split over its seeds, one of
-NAME_gaps.csv the difference between two rows.
+A line of runs.csv is a run, one of summary.csv a row of the experiment at one budget and split over its seeds, one of
+gaps.csv the difference between two rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPARED = {
     "val_auc": "val_auc_last20",
     "val_mca": "val_mca_last20",
 }
-"""Figures of NAME_gaps.csv, and the columns of NAME_runs.csv that they are differences of."""
+"""Figures of gaps.csv, and the columns of runs.csv that they are differences of."""
 
 DIFFERENCES = ("ΔAUC", "ΔMCA", "ΔMCA, both ÷ prior", "validation ΔAUC, last 20", "validation ΔMCA, last 20")
 """The same over the columns of a page."""
@@ -45,7 +45,7 @@ ENOUGH = 5
 """Seeds without which no difference is in bold: the interval of two or three is hardly more than their range."""
 
 Against = dict[tuple[str, str, str, str], Line]
-"""Lines of NAME_gaps.csv by row, reference, budget and split."""
+"""Lines of gaps.csv by row, reference, budget and split."""
 
 
 def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
@@ -154,9 +154,8 @@ def format_page(
         f"# {experiment.title}",
         "",
         *([experiment.note.strip(), ""] if experiment.note else []),
-        f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, at commit "
-        f"{', '.join(map(_short, about['commit']))}, on {'; '.join(about['machine'])}, torch "
-        f"{', '.join(about['torch'])}. Test "
+        f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, on "
+        f"{'; '.join(about['machine'])}, torch {', '.join(about['torch'])}; the last column has the commits. Test "
         f"figures at the epoch of best validation AUC, mean ± standard deviation over seeds; differences to "
         f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside that "
         f"of {ENOUGH} seeds or more.",
@@ -174,17 +173,15 @@ def format_page(
         ]
     titles = ["method", "labels", "split", "seeds", "AUC", "MCA", "ΔAUC", "ΔMCA", "last 20 epochs", "MCA ÷ prior"]
     titles += ["validation, last 20", *(["unseen groups", "leaked MCA"] if seen else [])]
-    titles += ["paper", "paper ΔAUC / ΔMCA"] if any(line["paper_auc"] is not None for line in summary) else []
-    lines += _table_head(titles)
-    first = {(line["labels"], line["split"]): line for line in summary if line["method"] == reference}
+    paper = any(line["paper_auc"] is not None for line in summary)
+    titles += [*(["paper", "paper ΔAUC / ΔMCA"] if paper else []), "commits"]
+    rows = []
     for line in summary:
-        runs = _select(results, line["method"], line["labels"], line["split"])
-        place = line["labels"], line["split"]
-        gap = against.get((line["method"], reference, *place))
+        place = line["method"], line["labels"], line["split"]
+        runs = _select(results, *place)
+        gap = against.get((place[0], reference, *place[1:]))
         cells = [
-            line["method"],
-            line["labels"],
-            line["split"],
+            *place,
             str(line["seeds"]),
             _spread(line["auc_mean"], line["auc_std"]),
             _spread(line["mca_mean"], line["mca_std"]),
@@ -196,26 +193,24 @@ def format_page(
         if seen:
             cells.append(f"{format_number(average(runs, 'auc_unseen'))} / {format_number(average(runs, 'mca_unseen'))}")
             cells.append(format_number(average(runs, "mca_leak")))
-        lines.append(_table_row([*cells, *_paper(line, first.get(place))][: len(titles)]))
-    lines += ["", *_format_against(gaps, "csda", reference), *_format_budgets(experiment, summary, against)]
-    lines += _format_splits(experiment, against)
-    lines += [*_format_findings(experiment, results), *_format_missing(missing)]
+        if paper:
+            known = [line[key] for key in ("paper_auc", "paper_mca") if line[key] is not None]
+            cells += [" / ".join(map(format_number, known)), _paper_points(gap)]
+        rows.append([*cells, ", ".join(sorted({_short(run["commit"]) for run in runs}))])
+    lines += [*_table(titles, rows), ""]
+    lines += [*_format_against(gaps, "csda", reference), *_format_budgets(experiment, summary, against)]
+    lines += [*_format_splits(reference, against), *_format_findings(experiment, results), *_format_missing(missing)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _format_against(gaps: Sequence[Line], title: str, reference: str) -> list[str]:
     """A section with the differences of one row to all but the first, which has them in its own table."""
-    own = [gap for gap in gaps if gap["method"] == title and gap["labels"] != "all" and gap["reference"] != reference]
-    if not own:
-        return []
-    lines = [
-        f"## {title} against the others",
-        "",
-        *_table_head(["against", "labels", "split", "seeds", "ΔAUC", "ΔMCA"]),
+    rows = [
+        [gap["reference"], gap["labels"], gap["split"], str(gap["seeds"]), *_points(gap)]
+        for gap in gaps
+        if gap["method"] == title and gap["labels"] != "all" and gap["reference"] != reference
     ]
-    for gap in own:
-        lines.append(_table_row([gap["reference"], gap["labels"], gap["split"], str(gap["seeds"]), *_points(gap)]))
-    return [*lines, ""]
+    return _section(f"{title} against the others", ["against", "labels", "split", "seeds", "ΔAUC", "ΔMCA"], rows)
 
 
 def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Against) -> list[str]:
@@ -225,7 +220,7 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
     reference = experiment.rows[0].name
     titles = ["method", "split", "AUC", "MCA", "paired seeds", *DIFFERENCES]
     titles += ["paper ΔAUC / ΔMCA"] if any("paper_auc_gap" in gap for gap in against.values()) else []
-    lines = []
+    rows = []
     for row in experiment.rows:
         for split in experiment.splits:
             own = [line for line in summary if (line["method"], line["split"]) == (row.name, split)]
@@ -234,25 +229,21 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
                 gap = against.get((row.name, reference, "all", split))
                 seeds = str(gap["seeds"]) if gap else ""
                 shown = _points(gap, tuple(COMPARED))
-                theirs = [f"{100 * gap[key]:+.1f}" for key in ("paper_auc_gap", "paper_mca_gap") if gap and key in gap]
-                lines.append(_table_row([row.name, split, *figures, seeds, *shown, " / ".join(theirs)][: len(titles)]))
-    head = ["## Mean over budgets", "", *_table_head(titles)]
-    return [*head, *lines, ""] if lines else []
+                rows.append([row.name, split, *figures, seeds, *shown, _paper_points(gap)][: len(titles)])
+    return _section("Mean over budgets", titles, rows)
 
 
-def _format_splits(experiment: Experiment, against: Against) -> list[str]:
+def _format_splits(reference: str, against: Against) -> list[str]:
     """A section with the differences to the first row over all splits."""
-    reference = experiment.rows[0].name
-    lines = [
-        _table_row([gap["method"], gap["labels"], str(gap["seeds"]), *_points(gap, tuple(COMPARED))])
+    rows = [
+        [gap["method"], gap["labels"], str(gap["seeds"]), *_points(gap, tuple(COMPARED))]
         for (_, other, _, split), gap in against.items()
         if (other, split) == (reference, "all")
     ]
     words = (
         "Each split counts as the mean of its seeds; intervals are over splits, here and where the split above is all."
     )
-    head = ["## Mean over splits", "", words, ""]
-    return [*head, *_table_head(["method", "labels", "splits", *DIFFERENCES]), *lines, ""] if lines else []
+    return _section("Mean over splits", ["method", "labels", "splits", *DIFFERENCES], rows, words)
 
 
 def _format_findings(experiment: Experiment, results: Sequence[Line]) -> list[str]:
@@ -263,14 +254,11 @@ def _format_findings(experiment: Experiment, results: Sequence[Line]) -> list[st
     lines = []
     for labels in experiment.labels:
         for split in experiment.splits:
-            rows = {row.name: runs for row in experiment.rows if (runs := _select(results, row.name, labels, split))}
-            if not rows:
-                continue
-            lines += [f"## AUC of each label, {labels} labeled, split {split}", "", *_table_head(["", *rows])]
-            for name in classes:
-                cells = [format_number(average(runs, f"class_auc_{name}")) for runs in rows.values()]
-                lines.append(_table_row([name, *cells]))
-            lines.append("")
+            of = {row.name: runs for row in experiment.rows if (runs := _select(results, row.name, labels, split))}
+            rows = [
+                [name, *(format_number(average(runs, f"class_auc_{name}")) for runs in of.values())] for name in classes
+            ]
+            lines += _section(f"AUC of each label, {labels} labeled, split {split}", ["", *of], rows if of else [])
     return lines
 
 
@@ -289,7 +277,7 @@ def _format_missing(missing: Sequence[Line]) -> list[str]:
 
 
 def list_classes(results: Sequence[Line]) -> list[str]:
-    """The classes that lines of NAME_runs.csv have columns for."""
+    """The classes that lines of runs.csv have columns for."""
     return [column.removeprefix("recall_") for column in results[0] if column.startswith("recall_")]
 
 
@@ -333,24 +321,20 @@ def _points(gap: Line | None, figures: Sequence[str] = ("auc", "mca")) -> list[s
     return cells
 
 
-def _paper(line: Line, reference: Line | None) -> list[str]:
-    """What the paper has for a line, and its difference to the reference in points."""
-    figures = [line["paper_auc"], line["paper_mca"]]
-    known = [value for value in figures if value is not None]
-    gaps = []
-    if reference is not None and reference["method"] != line["method"]:
-        theirs = [reference["paper_auc"], reference["paper_mca"]]
-        pairs = zip(figures, theirs, strict=True)
-        gaps = [f"{100 * (own - other):+.1f}" for own, other in pairs if own is not None and other is not None]
-    return [" / ".join(format_number(value) for value in known), " / ".join(gaps)]
+def _paper_points(gap: Line | None) -> str:
+    """The paper's own differences in points, of the figures that it has for both."""
+    known = [gap[key] for key in ("paper_auc_gap", "paper_mca_gap") if gap and key in gap]
+    return " / ".join(f"{100 * value:+.1f}" for value in known)
 
 
-def _table_head(titles: Sequence[str]) -> list[str]:
-    return [_table_row(titles), _table_row(["---"] * len(titles)).replace(" ", "")]
+def _section(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]], words: str = "") -> list[str]:
+    """A heading, words and a table; nothing where the table would have no row."""
+    return [f"## {title}", "", *([words, ""] if words else []), *_table(titles, rows), ""] if rows else []
 
 
-def _table_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (titles, *rows))
+    return [head, "|---" * len(titles) + "|", *body]
 
 
 def _short(commit: str) -> str:
