@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from csda import trainer
 from csda.config import RunConfig
 from csda.errors import CsdaError, DataError, RunError
 from csda.methods import METHODS
@@ -59,7 +58,7 @@ from csda.research.paper import (
     write_photographs,
 )
 from csda.research.summary import COLUMNS, GAPS, compare_rows, format_number, format_page, summarize
-from csda.runs import Run, write_csv, write_whole
+from csda.runs import Run, source_commit, write_csv, write_whole
 from csda.training import configure, train
 
 
@@ -192,7 +191,7 @@ def reproduce(
 
 def _require_commit() -> str:
     """The commit that runs trained now are of."""
-    commit = trainer.source_commit()
+    commit = source_commit()
     if commit is None:
         raise RunError("--fresh: the commit of these sources is not known; name it in CSDA_COMMIT")
     if commit.endswith("+changed"):
