@@ -92,7 +92,8 @@ def render_settings() -> str:
     lines += [*_table(("method", "what it is", "paper", "stands for"), methods), "", "## Presets", ""]
     lines += [
         "A preset changes defaults: of every run, and of a method that it names. Without a GPU the preset is `quick`",
-        "unless told otherwise, with one `default`.",
+        "unless told otherwise, with one `default`. With another number of epochs the `warm_up_epochs` that a preset",
+        "names keep their share of them.",
         "",
     ]
     changes = []

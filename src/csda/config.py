@@ -170,40 +170,58 @@ class Preset:
     """Settings that a method has of its own, by the name of the method; one that is not named here has none."""
 
 
-# Readings of the paper, for every method that guesses labels and can take alignment and queue.
-_PAPER_READING = {"refresh": "epoch", "order": "train_first", "temperature": "adaptive"}
-_PAPER_TEACHER = {"teacher_update": "epoch", "teacher_momentum": 0.95}
-_DEFAULT_READING = {"order": "train_first", "condition": "prediction"}
-_DEFAULT_STUDENT = {"labeled_from": "student", "passes": "two"}
-_QUICK_QUEUE = {"capacity": 128, "condition": "prediction", "gamma": 0.0}
-_QUICK_LOSS = {"soft": False, "weight": 2.0, "weight_ramp": False}
-_FAST_TEACHER = {"teacher_momentum": 0.99}
+def _alike(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The same settings for several methods."""
+    return {method: dict(settings) for method in methods}
 
+
+# A method has no setting twice: what its entry in METHODS fixes is not named here.
 PRESETS: dict[str, Preset] = {
     "paper": Preset(
         run={"epochs": 256},
         methods={
-            "csda": _PAPER_READING | _PAPER_TEACHER,
-            "vcq": _PAPER_READING | _PAPER_TEACHER,
-            "da": _PAPER_READING | _PAPER_TEACHER,
-            "self-train": _PAPER_READING | _PAPER_TEACHER,
-            "fixmatch": _PAPER_READING | _PAPER_TEACHER,
-            "glm": _PAPER_READING | _PAPER_TEACHER,
-            "bis": _PAPER_READING | _PAPER_TEACHER,
-            "nm": _PAPER_READING,
+            **_alike(
+                ("csda", "vcq", "da", "self-train", "fixmatch", "glm", "bis"),
+                {
+                    "refresh": "epoch",
+                    "order": "train_first",
+                    "temperature": "adaptive",
+                    "teacher_update": "epoch",
+                    "teacher_momentum": 0.95,
+                },
+            ),
+            "nm": {"refresh": "epoch", "order": "train_first", "temperature": "adaptive"},
         },
     ),
     "default": Preset(
         run={},
         methods={
-            "csda": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
-            "vcq": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
-            "da": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
-            "self-train": _DEFAULT_READING | _DEFAULT_STUDENT | _FAST_TEACHER,
-            "fixmatch": _DEFAULT_READING | _FAST_TEACHER | {"labeled_from": "student"},
-            "glm": _DEFAULT_READING | _FAST_TEACHER | {"passes": "two"},
-            "bis": _DEFAULT_READING | _FAST_TEACHER | {"labeled_from": "student"},
-            "nm": _DEFAULT_READING | {"labeled_from": "student"},
+            **_alike(
+                ("csda", "vcq", "da", "self-train"),
+                {
+                    "order": "train_first",
+                    "condition": "prediction",
+                    "labeled_from": "student",
+                    "passes": "two",
+                    "teacher_momentum": 0.99,
+                },
+            ),
+            **_alike(
+                ("fixmatch", "bis"),
+                {
+                    "order": "train_first",
+                    "condition": "prediction",
+                    "labeled_from": "student",
+                    "teacher_momentum": 0.99,
+                },
+            ),
+            "glm": {
+                "order": "train_first",
+                "condition": "prediction",
+                "passes": "two",
+                "teacher_momentum": 0.99,
+            },
+            "nm": {"order": "train_first", "condition": "prediction", "labeled_from": "student"},
         },
     ),
     "quick": Preset(
@@ -218,14 +236,23 @@ PRESETS: dict[str, Preset] = {
             "flip": True,
         },
         methods={
-            "csda": _QUICK_QUEUE | _FAST_TEACHER | _QUICK_LOSS,
-            "vcq": _QUICK_QUEUE | _FAST_TEACHER | _QUICK_LOSS,
-            "da": _QUICK_QUEUE | _FAST_TEACHER | _QUICK_LOSS,
-            "self-train": _QUICK_QUEUE | _FAST_TEACHER,
-            "fixmatch": _QUICK_QUEUE | _FAST_TEACHER,
-            "glm": _QUICK_QUEUE | _FAST_TEACHER,
-            "bis": _QUICK_QUEUE | _FAST_TEACHER,
-            "nm": _QUICK_QUEUE,
+            **_alike(
+                ("csda", "vcq", "da"),
+                {
+                    "capacity": 128,
+                    "condition": "prediction",
+                    "gamma": 0.0,
+                    "teacher_momentum": 0.99,
+                    "soft": False,
+                    "weight": 2.0,
+                    "weight_ramp": False,
+                },
+            ),
+            **_alike(
+                ("self-train", "fixmatch", "glm", "bis"),
+                {"capacity": 128, "condition": "prediction", "gamma": 0.0, "teacher_momentum": 0.99},
+            ),
+            "nm": {"capacity": 128, "condition": "prediction", "gamma": 0.0},
         },
     ),
 }

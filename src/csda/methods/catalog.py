@@ -39,7 +39,7 @@ def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) ->
     readings = {key: field for key, field in (own | run).items() if _has_mark(field, Reading)}
     main = {key: field for key, field in own.items() if key not in readings}
     rest = {key: field for key, field in run.items() if key not in {*readings, "method_settings"}}
-    values, usual = (config.model_dump() | config.method_settings for config in (here, paper))
+    values, paper_values = (config.model_dump() | config.method_settings for config in (here, paper))
     hidden = 0
     for section in (main, readings, rest):
         for key, field in section.items():
@@ -47,11 +47,11 @@ def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) ->
             if not every and (key in readings or fixed or _has_mark(field, Detail)):
                 hidden += 1
                 continue
-            differs = values[key] != usual[key] and key != "preset"
+            differs = values[key] != paper_values[key] and key != "preset"
             table.add_row(
                 key,
                 Text(format_value(values[key]), "bold" if differs else ""),
-                format_value(usual[key]) if differs else "",
+                format_value(paper_values[key]) if differs else "",
                 Text(" | ".join(list_values(field.annotation, field.metadata))),
                 Text(field.description or ""),
             )
