@@ -205,7 +205,7 @@ class Trainer:
         figures, arrays = self.evaluator.evaluate(self.model, self.parts, pseudo_labels)
         if guesses:
             # Copies, since on the CPU an array would share the memory of a buffer that the next step changes.
-            arrays |= {name: np.array(value.float().cpu()) for name, value in self.method.history().items()}
+            arrays |= {name: value.float().cpu().numpy().copy() for name, value in self.method.history().items()}
         return figures, arrays
 
     def conclude(self, history: History) -> Conclusions:

@@ -17,7 +17,9 @@ from csda.models.two_stream import TwoStream
 
 
 def _error(value: Tensor, exact: Tensor) -> float:
-    return float((value.double() - exact.double()).norm() / exact.double().norm())
+    # Detached: torch warns once of a scalar made from a tensor that requires a gradient, and a warning is an error here.
+    value, exact = value.detach().double(), exact.detach().double()
+    return float((value - exact).norm() / exact.norm())
 
 
 def _network(*channels: int) -> nn.Sequential:
