@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from csda import metrics, trainer
+from csda import metrics, runs
 from csda.config import RunConfig
 from csda.data import synthetic
 from csda.data.splits import Budget
@@ -231,12 +231,18 @@ def test_a_page_names_commits_in_short(grid: Grid, tmp_path: Path) -> None:
     assert named["csda, short queue"] == "fedcba9, unknown"
 
 
+def _set_commit(monkeypatch: pytest.MonkeyPatch, commit: str | None) -> None:
+    """The commit that the sources are at: of runs that are trained now, and of those that count."""
+    for module in (reproduce, runs):
+        monkeypatch.setattr(module, "source_commit", lambda: commit)
+
+
 def test_a_fresh_table_has_runs_of_one_commit_alone(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = tmp_path / "results" / "grid"
     now = "fedcba9876543210"
-    monkeypatch.setattr(trainer, "source_commit", lambda: now)
+    _set_commit(monkeypatch, now)
     before = {file.name: file.read_bytes() for file in results.iterdir()}
     # A part of it: lines and folders of another commit do not count, and the table of them stays.
     file = tmp_path / "grid.toml"
@@ -253,13 +259,13 @@ def test_a_fresh_table_has_runs_of_one_commit_alone(
     assert {line["commit"] for line in _read(results / "runs.csv")} == {now}
     shutil.rmtree(tmp_path / "runs")
     assert grid(fresh=True)[1] == 0
-    monkeypatch.setattr(trainer, "source_commit", lambda: "0123456789abcdef")
+    _set_commit(monkeypatch, "0123456789abcdef")
     assert grid(fresh=True, out=tmp_path / "elsewhere")[1] == 4
 
 
 @pytest.mark.parametrize(("commit", "why"), [(None, "CSDA_COMMIT"), ("fedcba9876+changed", "commit the changes first")])
 def test_fresh_needs_a_commit(commit: str | None, why: str, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "source_commit", lambda: commit)
+    _set_commit(monkeypatch, commit)
     with pytest.raises(RunError, match=why):
         grid(fresh=True)
 

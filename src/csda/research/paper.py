@@ -16,9 +16,9 @@ from PIL import Image
 
 from csda import metrics
 from csda.config import RunConfig
-from csda.data import load_dataset
 from csda.data.csv_files import JOIN, NONE_PRESENT
 from csda.data.decode import read_image
+from csda.data.prepared import load_configured
 from csda.data.records import Pixels
 from csda.report.figures import PALETTE, STYLE, fill_confusion, marginal_distances, read_series
 from csda.report.tables import COLOURS, METHOD_COLOURS
@@ -199,7 +199,7 @@ def pick_examples(runs: Runs, config: RunConfig, number: int = 7) -> list[Exampl
     else:
         of_class = {truth[image]: image for image in reversed(order)}
         chosen = [of_class[name] for name in run.classes[:number] if name in of_class]
-    dataset = load_dataset(config.data, config.source, split=config.split, labels=config.labels, seed=config.seed)
+    dataset = load_configured(config)
     positions = {record.id: position for position, record in enumerate(dataset.records)}
     examples = []
     for image in chosen:
