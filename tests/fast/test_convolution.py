@@ -17,7 +17,7 @@ from csda.models.two_stream import TwoStream
 
 
 def _error(value: Tensor, exact: Tensor) -> float:
-    # Detached: torch warns once of a scalar made from a tensor that requires a gradient, and a warning is an error here.
+    # Detached, since torch warns once of a scalar made of what requires a gradient, and a warning is an error here.
     value, exact = value.detach().double(), exact.detach().double()
     return float((value - exact).norm() / exact.norm())
 
@@ -99,7 +99,7 @@ def test_segments_give_what_passes_one_after_the_other_give(
     sizes: tuple[int, ...],
     programs: int,
 ) -> None:
-    from csda.fast.kernels import convolution
+    from csda.fast import convolution
 
     for kind in (convolution.FORWARD, convolution.INPUT_GRADIENT, convolution.WEIGHT_GRADIENT):
         for pair, tiles in kind.items():
