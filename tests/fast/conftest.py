@@ -1,4 +1,4 @@
-"""Kernels are tested on a GPU, or on the CPU by Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/kernels`."""
+"""Kernels are tested on a GPU, or on the CPU by Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/fast`."""
 
 from __future__ import annotations
 

@@ -452,7 +452,9 @@ def test_a_learning_rate_is_read_by_the_next_step(make_session: Callable[..., Tr
 
 
 def test_trainings_side_by_side_have_weights_of_their_own(make_session: Callable[..., Trainer]) -> None:
-    expected = _train(make_session("nm", rounds=True))
+    alone = make_session("nm", rounds=True)
+    with using(alone.device, "bf16"):
+        expected = _train(alone)
     sessions = [make_session("nm", rounds=True) for _ in range(2)]
     results: list[Any] = []
     if sessions[0].device.type == "cuda":
