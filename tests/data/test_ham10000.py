@@ -145,7 +145,7 @@ def test_made_lists_one_by_one(ham: Path) -> None:
     assert sizes(ham, ",".join(map(str, files)), None) == {"labeled": 19, "unlabeled": 209, "val": 14, "test": 35}
     del files[1]
     assert sizes(ham, files, 20) == {"labeled": 19, "unlabeled": 212, "val": 14, "test": 35}
-    with pytest.raises(DataError, match="need at least one Train file, a Val and a Test file"):
+    with pytest.raises(DataError, match="need at least one train file, a val and a test file"):
         load_dataset(ham, split=files[:2])
 
 
