@@ -100,7 +100,7 @@ def test_real_lists_on_a_made_set(real_data: Path, tmp_path: Path) -> None:
         count = Counter(CLASSES[index] for record in split.labeled for index in record.label or ())  # type: ignore[union-attr]
         assert count["Pleural Effusion"] == count["Support Devices"] == labels
     assert count["Pleural Other"] == 250, "the rarest label has fewer"
-    assert "440 of 3691 test groups also occur in training" in split.remarks
+    assert "440 of 3691 test groups also occur in training" in split.remarks[-1]
 
 
 # --- made -----------------------------------------------------------------------------------------------------------

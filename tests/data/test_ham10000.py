@@ -82,7 +82,10 @@ def test_published_lists(labels: int, rows: int, real_data: Path) -> None:
         "labeled": rows, "unlabeled": 10_015 - 4 - 69 - 349 - rows, "val": 69, "test": 349,
     }  # fmt: skip
     assert dataset.remarks == ("4 images are in no list and are left out",)
-    assert "176 of 330 test groups also occur in training" in split.remarks
+    assert split.remarks == (
+        "split by image although groups are known: 25 of 68 validation groups and 176 of 330 test groups also occur in "
+        "training, 13 in validation and test",
+    )
     assert len(split.truth) == len(split.unlabeled)
 
 
@@ -126,8 +129,8 @@ def test_made_lists(ham: Path) -> None:
     dataset = load_dataset(ham, split=ham / "lists", labels=20)
     assert dataset.remarks == ("3 images are in no list and are left out",)
     assert split_dataset(dataset).remarks == (
-        "the split is by image, not by group: 7 of 140 groups are in more than one of training, validation and test",
-        "7 of 21 test groups also occur in training",
+        "split by image although groups are known: 0 of 7 validation groups and 7 of 21 test groups also occur in "
+        "training",
     )
 
 
@@ -142,7 +145,7 @@ def test_made_lists_one_by_one(ham: Path) -> None:
     assert sizes(ham, ",".join(map(str, files)), None) == {"labeled": 19, "unlabeled": 209, "val": 14, "test": 35}
     del files[1]
     assert sizes(ham, files, 20) == {"labeled": 19, "unlabeled": 212, "val": 14, "test": 35}
-    with pytest.raises(DataError, match="need at least one Train file, a Val and a Test file"):
+    with pytest.raises(DataError, match="need at least one train file, a val and a test file"):
         load_dataset(ham, split=files[:2])
 
 

@@ -21,6 +21,7 @@ from csda.data.splits import (
     Begun,
     Budget,
     label_text,
+    leave_out,
     list_split,
     make_split,
     move_to_labeled,
@@ -241,8 +242,8 @@ def test_crossing_groups_are_counted() -> None:
     )]  # fmt: skip
     dataset = Dataset("made", ("a", "b"), tuple(records))
     assert make_split(dataset).remarks == (
-        "the split is by image, not by group: 1 of 4 groups are in more than one of training, validation and test",
-        "1 of 2 test groups also occur in training",
+        "split by image although groups are known: 0 of 1 validation groups and 1 of 2 test groups also occur in "
+        "training",
     )
     with pytest.raises(DataError, match="1 groups are in two of the source's own parts, p1 for one"):
         make_split(dataset, by="group")
@@ -324,8 +325,11 @@ def test_groups_stay_together_unless_images_are_asked_for() -> None:
     assert not training & val | training & test | val & test
     by_image = make_split(dataset, 20, by="image")
     training, val, test = groups_of(by_image)
-    crossing = training & val | training & test | val & test
-    assert by_image.remarks[0].startswith(f"the split is by image, not by group: {len(crossing)} of 30 groups are in")
+    assert by_image.remarks == (
+        f"split by image although groups are known: {len(val & training)} of {len(val)} validation groups and "
+        f"{len(test & training)} of {len(test)} test groups also occur in training, {len(val & test)} in validation "
+        f"and test",
+    )
     without = replace(dataset, records=tuple(replace(record, group=None) for record in dataset.records))
     assert make_split(without, 20) == make_split(without, 20, by="image")
     assert make_split(without, 20).remarks == ()
@@ -340,7 +344,23 @@ def test_parts_of_the_source_that_cut_through_groups_are_kept_and_announced(cros
     records[-1] = replace(records[-1], group=records[parts.index(crossing)].group)
     split = make_split(replace(dataset, records=tuple(records)))
     assert sizes(split) == {"labeled": 8, "unlabeled": 4, "val": 4, "test": 4}
-    assert split.remarks[0].startswith("the split is by image, not by group: 1 of 19 groups")
+    shared = "0 of 4 test groups" if crossing == "val" else "1 of 4 test groups"
+    both = ", 1 in validation and test" if crossing == "val" else ""
+    assert split.remarks == (
+        f"split by image although groups are known: 0 of 4 validation groups and {shared} also occur in training{both}",
+    )
+
+
+def test_a_split_by_image_is_announced_where_no_group_crosses_too() -> None:
+    dataset = single([60, 60])
+    alone = replace(dataset, records=tuple(replace(record, group=record.id) for record in dataset.records))
+    known = "split by image although groups are known"
+    remark = f"{known}: 0 of 12 validation groups and 0 of 24 test groups also occur in training"
+    split = make_split(alone, 20, by="image")
+    assert split.remarks == (remark,)
+    left = leave_out(split, [(split.val[0], "is empty")], alone)
+    assert left.remarks == (remark.replace("of 12", "of 11"),)
+    assert make_split(alone, 20).remarks == ()
 
 
 def test_groups_that_cannot_be_divided_name_the_way_out() -> None:

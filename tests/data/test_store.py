@@ -267,18 +267,35 @@ def test_two_processes_build_at_once(tmp_path: Path) -> None:
 
 
 def test_killed_while_another_waits(tmp_path: Path, decoded: list[str]) -> None:
-    """What a killed process had claimed is done by the one that is left."""
+    """The lock of a killed process falls to the one that waits, which goes on where the other was."""
     dataset = make_images(tmp_path / "images", 150, grey=True)
     victim = start_worker(dataset, tmp_path / "cache", stall_at="020.png")
     assert sorted(read_names(victim, 20)) == [record.id for record in dataset.records[:20]]
     other = start_worker(dataset, tmp_path / "cache")
-    read_names(other, 40)
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(timeout=3)
     victim.kill()
     victim.communicate()
-    assert "020.png" in other.communicate(timeout=60)[0].split()
+    names = other.communicate(timeout=60)[0].split()
     assert other.returncode == 0
+    assert "000.png" not in names
+    assert {"020.png", "149.png"} <= set(names)
     assert_rows(dataset, open_pixels(dataset, 16, cache=tmp_path / "cache").array)
     assert decoded == []
+
+
+def test_who_waits_shows_the_progress_of_the_other(tmp_path: Path, decoded: list[str]) -> None:
+    dataset = make_images(tmp_path / "images", 150, grey=True)
+    other = start_worker(dataset, tmp_path / "cache")
+    read_names(other, 20)
+    calls: list[tuple[int, int]] = []
+    pixels = open_pixels(dataset, 16, cache=tmp_path / "cache", progress=lambda *call: calls.append(call))
+    other.communicate()
+    assert decoded == []
+    assert_rows(dataset, pixels.array)
+    assert 0 < calls[0][0] < 150
+    assert calls[-1] == (150, 150)
+    assert calls == sorted(calls)
 
 
 def test_killed_alone_the_next_goes_on(tmp_path: Path, decoded: list[str]) -> None:
@@ -530,6 +547,7 @@ records = tuple(Record(f"image-{n:06d}", folder / f"part-{n % 7}/image-{n:06d}.p
 dataset = Dataset("large", tuple("abcde"), records, root=folder)
 rows = store._file_rows(dataset, 128, 3, folder / "cache", 1)
 made = cache.folder_of(folder / "cache", rows.settings, rows.keys, rows.shape)
+made.mkdir(parents=True)
 cache._create(made, rows)
 (made / "done").write_bytes(b"\\1" * len(records))
 del rows

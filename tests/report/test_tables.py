@@ -82,8 +82,9 @@ def test_verdict_needs_an_interval_without_zero(low: float, high: float, verdict
 
 
 def test_class_that_is_never_predicted_has_no_precision() -> None:
-    estimate = tables.Estimate(np.nan, np.nan, np.nan)
-    assert (str(estimate), estimate.interval, estimate.signed) == ("–", "", "–")
+    for difference in (False, True):
+        estimate = tables.Estimate(np.nan, np.nan, np.nan, difference)
+        assert (str(estimate), estimate.interval) == ("–", "")
 
 
 def test_counts_of_each_part(make_run: MakeRun) -> None:

@@ -1,11 +1,10 @@
-"""The cache on disk: rows of pixels that are made once, by any number of processes, and then mapped into memory.
+"""The cache on disk: rows of pixels that are made once and then mapped into memory.
 
 One folder holds one list of rows. Every row has a key, and the folder is named by the digest of all keys in their
 order: when one changes, a new folder is made and the rows that stayed are copied from the old one. A row counts once
 it is marked as done, and it is marked after its pixels have reached the disk, so that a process may be killed at any
-time and the next one goes on where it was. Processes that fill the same folder share the work by claiming chunks of
-rows. The claims only save time: whoever makes a row makes the same bytes, so a lost claim spoils nothing. Rows that
-cannot be made are not marked, and the next who asks tries again.
+time and the next one goes on where it was. Whoever holds the lock of a folder makes what is missing in it, others wait
+and then read. Rows that cannot be made are not marked, and the next who asks tries again.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
-from secrets import token_hex
 from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock, Timeout
 
 from csda.data.records import Pixels
 from csda.errors import DataError
@@ -59,7 +58,7 @@ class Rows:
 
     @property
     def chunk(self) -> int:
-        """Rows that are claimed and made together: few, so that processes share well and an interrupt is quick."""
+        """Rows that are made together: few, so that threads share well and an interrupt is quick."""
         return min(16, max(1, len(self.keys) // 32))
 
 
@@ -94,12 +93,14 @@ def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Pixels, di
         progress(len(array), len(array))
         return array, {}, ()
     try:
-        _create(folder, rows)
-        with closing(Disk(folder, rows)) as disk:
-            _inherit(disk, folder, rows)
-            failed = fill(disk, rows, progress)
+        with _locked(folder, rows, progress):
+            _create(folder, rows)
+            with closing(Disk(folder, rows)) as disk:
+                _inherit(disk, folder, rows)
+                failed = fill(rows, disk.done, disk.write, progress, disk.sync_when_due)
+                disk.sync()
         _evict(folder)
-        return disk.array, failed, ()
+        return _map(folder, rows), failed, ()
     except OSError as error:
         if error.errno in (ENOSPC, EDQUOT):  # half a set is of no use on a disk that has no room for it
             shutil.rmtree(folder, ignore_errors=True)
@@ -115,139 +116,100 @@ def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Pixels, di
 
 def load_in_memory(rows: Rows, progress: Progress) -> tuple[Pixels, dict[int, str]]:
     """Pixels [N, H, W, C] and the reasons for rows that have none, without a cache."""
-    memory = Memory(rows)
-    failed = fill(memory, rows, progress)
-    return memory.array, failed
+    array: Pixels = np.zeros((len(rows.keys), *rows.shape), np.uint8)
 
-
-class Memory:
-    """Rows in memory."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.array: Pixels = np.zeros((len(rows.keys), *rows.shape), np.uint8)
-        self.done: Flags = np.zeros(len(rows.keys), bool)
-
-    def claim(self, chunk: int) -> bool:
-        return True
-
-    def write(self, images: Mapping[int, Pixels]) -> None:
+    def write(images: Mapping[int, Pixels]) -> None:
         for position, image in images.items():
-            self.array[position] = image
+            array[position] = image
 
-    def mark(self, chunk: int, positions: Sequence[int]) -> None:
-        self.done[positions] = True
+    return array, fill(rows, np.zeros(len(array), bool), write, progress)
 
-    def sync(self) -> None:
-        pass
+
+@contextmanager
+def _locked(folder: Path, rows: Rows, progress: Progress) -> Iterator[None]:
+    """Hold the folder alone; the progress of the process that has it is shown until then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "lock")
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=0.2)
+        except Timeout:
+            progress(int(rows_done(folder, len(rows.keys)).sum()), len(rows.keys))
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class Disk:
-    """Rows in a folder of the cache, which other processes may be filling too: `done` shows their work as well."""
+    """Rows in a folder of the cache that this process has locked; `done` are those that count."""
 
     def __init__(self, folder: Path, rows: Rows) -> None:
-        self.array: Pixels = np.memmap(folder / "pixels", np.uint8, "r", shape=(len(rows.keys), *rows.shape))
-        self.done: Flags = np.memmap(folder / "done", np.bool_, "r", shape=(len(rows.keys),))
-        self._files = [FileIO(folder / name, "r+b") for name in ("pixels", "done", "claims")]
-        self._pixels, self._done, self._claims = self._files
+        self.done: Flags = rows_done(folder, len(rows.keys))
+        self._pixels, self._done = (FileIO(folder / name, "r+b") for name in ("pixels", "done"))
         self._writing = Lock()
-        self._written: list[tuple[int, Sequence[int]]] = []
+        self._written: list[int] = []
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
-
-    def claim(self, chunk: int) -> bool:
-        """Whether the chunk is ours; the system takes a claim back when its process ends, however it ends."""
-        return self._lock(chunk, True)
+        self._pixels.close()
+        self._done.close()
 
     def write(self, images: Mapping[int, Pixels]) -> None:
-        """Any thread may write; a row does not count before it is marked."""
-        for run in _runs(images):
+        """Write rows in ascending order, from any thread; they count after the next `sync`."""
+        positions = np.array([*images], np.int64)
+        for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
             # One write for many rows: the workers wait for each other less often.
-            pixels = np.stack([images[position] for position in run])
+            pixels = np.stack([images[position] for position in run.tolist()])
             with self._writing:
-                _write_at(self._pixels, run.start * pixels[0].size, pixels.data.cast("B"))
+                _write_at(self._pixels, int(run[0]) * pixels[0].size, pixels.data.cast("B"))
+                self._written += run.tolist()
 
-    def mark(self, chunk: int, positions: Sequence[int]) -> None:
-        """Rows of the chunk that were written are done with the next `sync`, which is due now and then."""
-        self._written.append((chunk, positions))
+    def sync(self) -> None:
+        """Let what was written count, now that it is safe on the disk."""
+        with self._writing:
+            os.fsync(self._pixels.fileno())
+            self.done[self._written] = True
+            _write_at(self._done, 0, self.done.data.cast("B"))
+            self._written, self._synced = [], time.monotonic()
+
+    def sync_when_due(self) -> None:
         if time.monotonic() > self._synced + SYNC_SECONDS:
             self.sync()
 
-    def sync(self) -> None:
-        """Let what was marked count, now that it is safe on the disk, and give its claims back."""
-        os.fsync(self._pixels.fileno())
-        for chunk, positions in self._written:
-            for run in _runs(positions):
-                _write_at(self._done, run.start, memoryview(b"\1" * len(run)))
-            self._lock(chunk, False)
-        self._written = []
-        self._synced = time.monotonic()
 
-    def _lock(self, chunk: int, take: bool) -> bool:
-        with suppress(ImportError):  # Windows: processes do not share the work there
-            import fcntl
-
-            try:
-                fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB if take else fcntl.LOCK_UN, 1, chunk)
-            except BlockingIOError:
-                return False
-            except OSError:  # a file system without locks: work may be done twice, with the same result
-                return True
-        return True
-
-
-def fill(sheet: Memory | Disk, rows: Rows, progress: Progress) -> dict[int, str]:
-    """Make all rows that are missing; gives the reasons for those that cannot be made."""
-    total, ready = len(rows.keys), int(sheet.done.sum())
+def fill(
+    rows: Rows,
+    done: Flags,
+    write: Callable[[Mapping[int, Pixels]], None],
+    progress: Progress,
+    after_each: Callable[[], None] = lambda: None,
+) -> dict[int, str]:
+    """Make and write all rows that are not done; gives the reasons for those that cannot be made."""
+    missing = np.flatnonzero(~done).tolist()
+    ready, total = len(done) - len(missing), len(done)
     failed: dict[int, str] = {}
 
-    def make(chunk: int) -> tuple[list[int], dict[int, str]] | None:
-        """Positions written, and reasons for the others; None where another process is at the chunk."""
-        if not sheet.claim(chunk):
-            return None
-        span = range(chunk * rows.chunk, min(total, (chunk + 1) * rows.chunk))
-        missing = [position for position in span if not sheet.done[position]]
-        made = dict(zip(missing, rows.make(missing), strict=True))
-        images = {position: result for position, result in made.items() if not isinstance(result, str)}
-        sheet.write(images)
-        return list(images), {position: result for position, result in made.items() if isinstance(result, str)}
+    def make(positions: list[int]) -> dict[int, str]:
+        """The reasons for rows that cannot be made."""
+        made = dict(zip(positions, rows.make(positions), strict=True))
+        if images := {position: result for position, result in made.items() if not isinstance(result, str)}:
+            write(images)
+        return {position: result for position, result in made.items() if isinstance(result, str)}
 
     progress(ready, total)
-    chunks = sorted({position // rows.chunk for position in np.flatnonzero(~sheet.done).tolist()})
     pool = ThreadPoolExecutor(rows.workers)
     try:
-        while chunks:
-            elsewhere = []
-            made = {pool.submit(make, chunk): chunk for chunk in chunks}
-            for future in as_completed(made):
-                if (result := future.result()) is None:
-                    elsewhere.append(made[future])
-                    continue
-                sheet.mark(made[future], result[0])
-                failed |= result[1]
-                ready += len(result[0]) + len(result[1])
-                progress(ready, total)
-            sheet.sync()
-            if chunks := elsewhere:  # another process is at them; should it die, they are ours in the next round
-                time.sleep(0.1)
-                ready = int(sheet.done.sum()) + len(failed)
-                progress(ready, total)
+        chunks = [missing[start : start + rows.chunk] for start in range(0, len(missing), rows.chunk)]
+        made = {pool.submit(make, chunk): len(chunk) for chunk in chunks}
+        for future in as_completed(made):
+            failed |= future.result()
+            after_each()
+            ready += made[future]
+            progress(ready, total)
     finally:
         pool.shutdown(cancel_futures=True)
     return failed
-
-
-def _runs(positions: Iterable[int]) -> list[range]:
-    """Ascending positions as ranges without a gap."""
-    runs: list[range] = []
-    for position in positions:
-        if runs and runs[-1].stop == position:
-            runs[-1] = range(runs[-1].start, position + 1)
-        else:
-            runs.append(range(position, position + 1))
-    return runs
 
 
 def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
@@ -256,12 +218,17 @@ def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
+def _map(folder: Path, rows: Rows) -> Pixels:
+    array: Pixels = np.memmap(folder / "pixels", np.uint8, "r", shape=(len(rows.keys), *rows.shape))
+    return array
+
+
 def _open_whole(folder: Path, rows: Rows) -> Pixels | None:
     """The pixels where every row is done; also from a cache that may only be read."""
     try:
         if not rows_done(folder, len(rows.keys)).all():
             return None
-        array: Pixels = np.memmap(folder / "pixels", np.uint8, "r", shape=(len(rows.keys), *rows.shape))
+        array = _map(folder, rows)
     except (OSError, ValueError):  # there is none yet, or somebody damaged it
         return None
     with suppress(OSError):
@@ -270,31 +237,20 @@ def _open_whole(folder: Path, rows: Rows) -> Pixels | None:
 
 
 def _create(folder: Path, rows: Rows) -> None:
-    """Make the folder in one step, with all rows missing; an undamaged one that is there stays."""
-    lengths = {"pixels": rows.bytes, "done": len(rows.keys), "claims": 0, "keys": 16 * len(rows.keys)}
-    if folder.exists():
-        with suppress(OSError):
-            if all((folder / name).stat().st_size == length for name, length in lengths.items()):
-                return
-        shutil.rmtree(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder.parent).free
+    """Make the files of a folder with all rows missing, unless they are there and undamaged."""
+    lengths = {"done": len(rows.keys), "pixels": rows.bytes, "keys": 16 * len(rows.keys)}
+    with suppress(OSError):
+        if all((folder / name).stat().st_size == length for name, length in lengths.items()):
+            return
+    free = shutil.disk_usage(folder).free
     if free < rows.bytes:
         raise OSError(ENOSPC, f"{_size(rows.bytes)} are needed and {_size(free)} free")
-    draft = folder.with_name(f".draft-{token_hex(8)}")
-    draft.mkdir()
-    try:
-        for name, length in lengths.items():
-            with (draft / name).open("wb") as file:
-                file.truncate(length)
-        (draft / "keys").write_bytes(b"".join(rows.keys))
-        (draft / "about.json").write_text(json.dumps({"owner": rows.owner, "images": len(rows.keys)}))
-        draft.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # otherwise another process was faster
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    # `done` comes first: what it said does not hold for pixels that are made anew.
+    for name, length in lengths.items():
+        with (folder / name).open("wb") as file:
+            file.truncate(length)
+    (folder / "keys").write_bytes(b"".join(rows.keys))
+    (folder / "about.json").write_text(json.dumps({"owner": rows.owner, "images": len(rows.keys)}))
 
 
 def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
@@ -310,7 +266,7 @@ def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
             position = missing.pop(keys[16 * row : 16 * row + 16], None)
             if position is not None:
                 disk.write({position: array[row]})
-                disk.mark(position // rows.chunk, [position])
+                disk.sync_when_due()
     disk.sync()
 
 
@@ -325,13 +281,12 @@ def _siblings(folder: Path) -> list[Path]:
 
 
 def _evict(folder: Path) -> None:
-    """Remove the oldest folders of the same owner, and drafts that killed processes left a day ago or earlier."""
+    """Remove the oldest folders of the same owner."""
     with suppress(OSError):
         os.utime(folder)
-        same = [other for other in _siblings(folder) if _owner(other) == _owner(folder)]
-        stale = [draft for draft in folder.parent.glob(".draft-*") if draft.stat().st_mtime < time.time() - 86400]
-        for old in same[FOLDERS_KEPT - 1 :] + stale:
-            shutil.rmtree(old, ignore_errors=True)
+    same = [other for other in _siblings(folder) if _owner(other) == _owner(folder)]
+    for old in same[FOLDERS_KEPT - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _owner(folder: Path) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from csda.data.csv_files import enter, read_flags, read_table
+from csda.data.csv_files import enter, read_flags, read_table, sort_lists
 from csda.data.records import Dataset, Part, Record
 from csda.errors import DataError
 
@@ -125,28 +125,14 @@ def _read_views(path: Path, uncertain: Uncertain) -> list[_View]:
 
 def _with_lists(root: Path, training: list[_View], lists: Sequence[Path], labels: str | None) -> Dataset:
     """Gives every image its part: `train_100.txt` …, `train_500_val_5000.txt` and `train_500_test_10000.txt`."""
-    labeled: dict[str, Path] = {}
-    held_out: dict[Part, Path] = {}
-    for path in lists:
-        match = re.fullmatch(r"train_(\d+)(?:_(val|test)_\d+)?", path.stem)
-        if match is None:
-            raise DataError(
-                f"{path}: cannot tell the part from the name; call it train_100, …_val_5000 or …_test_10000"
-            )
-        if match[2]:
-            held_out["val" if match[2] == "val" else "test"] = path
-        else:
-            labeled[match[1]] = path
-    if len(held_out) < 2 or not labeled:
-        raise DataError(f"{lists[0].parent}: the lists need at least one train file, a val and a test file")
-
-    chosen = labels or (next(iter(labeled)) if len(labeled) == 1 else "")
-    listed = chosen in labeled
+    pattern = r"train_(?P<number>\d+)(?:_(?P<held>val|test)_\d+)?(?P<unl>)"
+    names = "train_100, …_val_5000 or …_test_10000"
+    held_out, labeled, _, chosen = sort_lists(lists, pattern, names, labels)
     # The labeled lists are nested: what only a larger one names is left out, so that the unlabeled images of all
     # budgets are the same.
-    larger: Part | None = None if listed else "train"
+    larger: Part | None = None if chosen else "train"
     sorted_lists: list[tuple[Part | None, Path]] = [*held_out.items()]
-    sorted_lists += [("labeled", labeled[chosen])] if listed else []
+    sorted_lists += [("labeled", labeled[chosen])] if chosen else []
     sorted_lists += [(larger, path) for number, path in labeled.items() if number != chosen]
     views = {view.list_name: view for view in training}
     parts: dict[str, Part | None] = {}
@@ -163,13 +149,11 @@ def _with_lists(root: Path, training: list[_View], lists: Sequence[Path], labels
     records = []
     for name, view in views.items():
         view = replace(view, label=relabeled.get(name, view.label))
-        place = parts.get(name, "unlabeled" if listed else "train")
+        place = parts.get(name, "unlabeled" if chosen else "train")
         if view.label is not None and place is not None:
             records.append(_record(home, view, place))
     differing = sum(views[name].label not in (None, label) for name, label in relabeled.items())
     remarks = [f"{len(training) - len(records)} training images with uncertain labels or in other lists are left out"]
     if differing:
         remarks.append(f"{differing} images have other labels in the lists than in train.csv; those of the lists count")
-    return Dataset(
-        "chexpert", CLASSES, tuple(records), multi_label=True, root=root, remarks=tuple(remarks), listed=listed
-    )
+    return Dataset("chexpert", CLASSES, tuple(records), True, root, tuple(remarks), listed=bool(chosen))

@@ -6,11 +6,12 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from csda.data.records import Part
 from csda.errors import DataError
 
 Entry = TypeVar("Entry")
@@ -108,6 +109,34 @@ def read_flags(path: Path, width: int) -> list[tuple[int, str, list[int]]]:
     if not entries:
         raise DataError(f"{path} is empty; a list has one image a line")
     return entries
+
+
+class Lists(NamedTuple):
+    """The published lists of a set by part and by number of labels; `chosen` is the number that is meant, if any."""
+
+    held_out: dict[Part, Path]
+    labeled: dict[str, Path]
+    unlabeled: dict[str, Path]
+    chosen: str | None
+
+
+def sort_lists(paths: Sequence[Path], pattern: str, names: str, labels: str | None) -> Lists:
+    """Tells the part from each name by a pattern with the groups `held`, `unl` and `number`; `names` shows how."""
+    held_out: dict[Part, Path] = {}
+    labeled: dict[str, Path] = {}
+    unlabeled: dict[str, Path] = {}
+    for path in paths:
+        match = re.fullmatch(pattern, path.stem.lower())
+        if match is None:
+            raise DataError(f"{path}: cannot tell the part from the name; call it {names}")
+        if match["held"]:
+            held_out["val" if match["held"] == "val" else "test"] = path
+        else:
+            (unlabeled if match["unl"] else labeled)[match["number"]] = path
+    if len(held_out) < 2 or not labeled:
+        raise DataError(f"{paths[0].parent}: the lists need at least one train file, a val and a test file")
+    chosen = labels or (next(iter(labeled)) if len(labeled) == 1 else None)
+    return Lists(held_out, labeled, unlabeled, chosen if chosen in labeled else None)
 
 
 def enter(entries: dict[str, tuple[int, Entry]], name: str, entry: Entry, table: Path, row: int) -> None:

@@ -17,8 +17,7 @@ from csda.data.records import Dataset, Label, Part, Record
 from csda.data.tree import ImageTree, scan_images
 from csda.errors import DataError
 
-FLAGS = {"0": False, "0.0": False, "1": True, "1.0": True, "": None}
-_UNREADABLE = "unreadable"
+FLAGS = {"0": False, "0.0": False, "1": True, "1.0": True}
 
 UNLABELED = frozenset({"unlabeled", "unlabelled"})
 
@@ -151,7 +150,7 @@ def _flag_columns(table: Table, label_column: str, taken: set[int | None]) -> li
     if "," in label_column:
         return [table.require(name.strip()) for name in label_column.split(",")]
     rest = [position for position, name in enumerate(table.columns) if position not in taken and name]
-    odd = [position for position in rest if any(cells[position].strip() not in FLAGS for _, cells in table.rows)]
+    odd = [position for position in rest if any(cells[position].strip() not in (*FLAGS, "") for _, cells in table.rows)]
     if label_column == "label" and len(rest) > 1 and not odd:
         return rest
     raise DataError(
@@ -166,17 +165,14 @@ def _read_flags(table: Table, positions: list[int]) -> tuple[tuple[str, ...], li
     clean = clean_names((name, f"{table.path}, row 1") for name in names)
     labels: list[Label | None] = []
     for row, cells in table.rows:
-        values = [FLAGS.get(cells[position].strip(), _UNREADABLE) for position in positions]
-        if all(value is None for value in values):
-            labels.append(None)
-        elif {None, _UNREADABLE}.isdisjoint(values):
-            labels.append(tuple(index for index, value in enumerate(values) if value))
-        else:
-            wrong = next(i for i, value in enumerate(values) if value in (None, _UNREADABLE))
-            raise DataError(
-                f"{table.path}, row {row}: {cells[positions[wrong]]!r} in column `{names[wrong]}`; write 0 or 1, or "
-                f"leave all labels of the row empty"
-            )
+        flags = [cells[position].strip() for position in positions]
+        for position, name, flag in zip(positions, names, flags, strict=True):
+            if flag not in FLAGS and any(flags):
+                raise DataError(
+                    f"{table.path}, row {row}: {cells[position]!r} in column `{name}`; write 0 or 1, or leave all "
+                    f"labels of the row empty"
+                )
+        labels.append(tuple(index for index, flag in enumerate(flags) if FLAGS[flag]) if any(flags) else None)
     return tuple(clean[name] for name in names), labels, True
 
 

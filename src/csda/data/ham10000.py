@@ -7,12 +7,11 @@ the rest for training.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from csda.data.csv_files import enter, read_flags, read_table
+from csda.data.csv_files import enter, read_flags, read_table, sort_lists
 from csda.data.records import Dataset, Part, Record
 from csda.data.tree import ImageTree, scan_images
 from csda.errors import DataError
@@ -73,37 +72,22 @@ def _scan(root: Path) -> ImageTree:
 
 def _with_lists(dataset: Dataset, lists: Sequence[Path], labels: str | None) -> Dataset:
     """Gives every listed image its part: `Train350.txt`, `Train_unl350.txt`, …, `Val.txt` and `Test.txt`."""
-    held_out: dict[Part, Path] = {}
-    labeled: dict[str, Path] = {}
-    unlabeled: dict[str, Path] = {}
-    for path in lists:
-        match = re.fullmatch(r"(train|train_unl)(\d+)|(val|test)", path.stem.lower())
-        if match is None:
-            raise DataError(f"{path}: cannot tell the part from the name; call it Train350, Train_unl350, Val or Test")
-        if match[3]:
-            held_out["val" if match[3] == "val" else "test"] = path
-        else:
-            (labeled if match[1] == "train" else unlabeled)[match[2]] = path
-    if len(held_out) < 2 or not labeled:
-        raise DataError(f"{lists[0].parent}: the lists need at least one Train file, a Val and a Test file")
-
-    chosen = labels or (next(iter(labeled)) if len(labeled) == 1 else "")
-    listed = chosen in labeled
+    pattern = r"train(?P<unl>_unl)?(?P<number>\d+)|(?P<held>val|test)"
+    held_out, labeled, unlabeled, chosen = sort_lists(lists, pattern, "Train350, Train_unl350, Val or Test", labels)
     parts: dict[str, tuple[Part, str]] = {}
     known = {record.id: record for record in dataset.records}
     for part, path in held_out.items():
         _assign(parts, known, part, path)
-    if listed:
+    rest: Part = "unlabeled" if chosen else "train"
+    if chosen:
         _assign(parts, known, "labeled", labeled[chosen])
-        others = [unlabeled[chosen]] if chosen in unlabeled else []
-    else:
-        others = [*labeled.values(), *unlabeled.values()]
-    rest: Part = "unlabeled" if listed else "train"
-    for path in others:
+        unlabeled = {number: path for number, path in unlabeled.items() if number == chosen}
+        labeled = {}
+    for path in (*labeled.values(), *unlabeled.values()):
         _assign(parts, known, rest, path)
-    if not (others if listed else unlabeled):
+    if not unlabeled:
         parts = dict.fromkeys(known, (rest, "")) | parts
-    return replace(dataset.in_parts({image: part for image, (part, _) in parts.items()}), listed=listed)
+    return replace(dataset.in_parts({image: part for image, (part, _) in parts.items()}), listed=bool(chosen))
 
 
 def _assign(parts: dict[str, tuple[Part, str]], known: Mapping[str, Record], part: Part, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -40,9 +40,8 @@ class Dataset:
     """What a source found: records in a fixed order, and remarks that a user should read.
 
     `draw(positions, size)` makes the pixels of sets that are drawn rather than read, and `drawn_with` says what shapes
-    them beside id and label. `held_out` is the size of the
-    test and the validation part where the source gives none. `listed` says that published lists name the labeled
-    images, so that no budget is drawn from them again.
+    them beside id and label. `held_out` is the size of the test and the validation part where the source gives none.
+    `listed` says that published lists name the labeled images, so that no budget is drawn from them again.
     """
 
     name: str
@@ -69,7 +68,7 @@ class Split:
     """The four parts of an experiment. Records in `unlabeled` carry no label.
 
     `truth` holds the labels of unlabeled images where somebody knows them, by id. It goes to the run folder
-    and is read by the evaluation alone.
+    and is read by the evaluation alone. `by_image` says that the images of a group were not kept together.
     """
 
     labeled: tuple[Record, ...]
@@ -78,6 +77,7 @@ class Split:
     test: tuple[Record, ...]
     truth: dict[str, Label]
     remarks: tuple[str, ...] = ()
+    by_image: bool = field(default=False, compare=False)
 
     def parts(self) -> tuple[tuple[str, tuple[Record, ...]], ...]:
         """The parts by name, in the order of split.csv."""

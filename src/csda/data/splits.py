@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from csda.data.csv_files import JOIN, NONE_PRESENT, read_table
+from csda.data.csv_files import JOIN, NONE_PRESENT, enter, read_table
 from csda.data.records import Dataset, Label, Part, Record, Split
 from csda.errors import ConfigError, DataError
 
@@ -84,12 +84,12 @@ class Begun:
 
 def make_split(
     dataset: Dataset,
-    labels: str | int | Budget | None = None,
+    labels: str | int | None = None,
     *,
     by: Literal["image", "group"] | None = None,
     seed: int = 0,
-    test: str | int | Budget | None = None,
-    val: str | int | Budget | None = None,
+    test: str | int | None = None,
+    val: str | int | None = None,
 ) -> Split:
     """Divides a data set into labeled, unlabeled, validation and test images.
 
@@ -117,7 +117,7 @@ def make_split(
 
     pool = positions["train"] or positions["labeled"]
     whole = len(pool)
-    held_out: dict[Part, str | int | Budget] = {
+    held_out = {
         "test": dataset.held_out[0] if test is None else test,
         "val": dataset.held_out[1] if val is None else val,
     }
@@ -126,7 +126,7 @@ def make_split(
         _require_enough(dataset, pool, len(missing) + 1)
     for keep, part in zip(range(len(missing), 0, -1), missing, strict=True):
         units = _units(records, pool, by)
-        targets, total = _held_out_targets(dataset, units, _as_budget(held_out[part]), whole, keep)
+        targets, total = _held_out_targets(dataset, units, Budget.parse(held_out[part]), whole, keep)
         taken = set(_draw(units, targets, total, keep=keep, rng=rng))
         positions[part] = sorted(taken)
         pool[:] = [position for position in pool if position not in taken]
@@ -140,15 +140,10 @@ def make_split(
     candidates = positions["labeled"] + positions["train"]
     labeled = candidates
     if labels is not None and not dataset.listed:
-        labeled = _draw_labeled(dataset, candidates, _as_budget(labels), by, rng, remarks)
-    return _assemble(
-        dataset,
-        labeled=sorted(labeled),
-        unlabeled=sorted(positions["unlabeled"] + list(set(candidates) - set(labeled))),
-        val=positions["val"],
-        test=positions["test"],
-        remarks=remarks,
-    )
+        labeled = _draw_labeled(dataset, candidates, Budget.parse(labels), by, rng, remarks)
+    unlabeled = positions["unlabeled"] + list(set(candidates) - set(labeled))
+    positions |= {"labeled": sorted(labeled), "unlabeled": sorted(unlabeled)}
+    return _assemble(dataset, positions, remarks, by_image=by == "image")
 
 
 def move_to_labeled(split: Split, truth: Mapping[str, Label]) -> Split:
@@ -257,21 +252,20 @@ def _place(path: Path, rows: Iterable[tuple[int, SplitRow]], dataset: Dataset) -
             raise DataError(f"{where}: {image!r} is in {part} and has no label; give it one or make it unlabeled")
     left_out = len(records) - len(seen)
     remarks = [f"{left_out} images are in no part of {path.name} and are left out"] if left_out else []
-    return _assemble(replace(dataset, records=tuple(records)), **positions, remarks=remarks)
+    return _assemble(replace(dataset, records=tuple(records)), positions, remarks)
 
 
 def read_truth(path: Path) -> dict[str, str]:
     """The label of each unlabeled image that somebody knows, as text, by id."""
     table = read_table(path)
     id_column, label_column = table.require("id"), table.require("label")
-    truth: dict[str, str] = {}
+    truth: dict[str, tuple[int, str]] = {}
     for row, cells in table.rows:
         image, label = cells[id_column], cells[label_column].strip()
         if not label:
             raise DataError(f"{path}, row {row}: {image!r} has no label; remove the row")
-        if truth.setdefault(image, label) != label:
-            raise DataError(f"{path}, row {row}: {image!r} has another label in an earlier row")
-    return truth
+        enter(truth, image, label, path, row)
+    return {image: label for image, (_, label) in truth.items()}
 
 
 # --- drawing --------------------------------------------------------------------------------------------------------
@@ -429,10 +423,7 @@ def _draw(
     one unit before any gets more; where none fits it is the smallest, so whole groups may exceed `total`. Where the
     targets are met with less than `total`, the rest is drawn at random.
     """
-    carriers: dict[int, list[int]] = defaultdict(list)
-    for number in rng.permutation(len(units)).tolist():
-        for stratum in units[number].counts:
-            carriers[stratum].append(number)
+    carriers = _carriers(units, rng.permutation(len(units)).tolist())
     spare = {stratum: len(numbers) - _kept(len(numbers), keep) for stratum, numbers in carriers.items()}
     need = dict(targets)
     left = sum(len(unit.members) for unit in units) if total is None else total
@@ -476,16 +467,21 @@ def _draw(
     return [position for number, unit in enumerate(units) if taken[number] for position in unit.members]
 
 
-def _draw_groups(units: list[_Unit], share: float, rng: np.random.Generator) -> list[int]:
-    """A share of the units at random, after one of each stratum, the rarest first."""
-    wanted = round(share * len(units))
-    order = rng.permutation(len(units)).tolist()
+def _carriers(units: Sequence[_Unit], order: Iterable[int]) -> dict[int, list[int]]:
+    """The units that hold something of each stratum, by number, in the order given."""
     carriers: dict[int, list[int]] = defaultdict(list)
     for number in order:
         for stratum in units[number].counts:
             carriers[stratum].append(number)
+    return carriers
+
+
+def _draw_groups(units: list[_Unit], share: float, rng: np.random.Generator) -> list[int]:
+    """A share of the units at random, after one of each stratum, the rarest first."""
+    wanted = round(share * len(units))
+    order = rng.permutation(len(units)).tolist()
     taken: dict[int, None] = {}
-    for numbers in sorted(carriers.values(), key=len):
+    for numbers in sorted(_carriers(units, order).values(), key=len):
         if taken.keys().isdisjoint(numbers):
             taken[numbers[0]] = None
     if len(taken) > wanted:
@@ -498,24 +494,12 @@ def _draw_groups(units: list[_Unit], share: float, rng: np.random.Generator) -> 
 
 
 def _assemble(
-    dataset: Dataset,
-    labeled: list[int],
-    unlabeled: list[int],
-    val: list[int],
-    test: list[int],
-    remarks: list[str],
+    dataset: Dataset, positions: Mapping[str, Sequence[int]], remarks: Sequence[str], *, by_image: bool = False
 ) -> Split:
-    def pick(positions: list[int]) -> tuple[Record, ...]:
-        return tuple(dataset.records[position] for position in positions)
-
-    without_label = pick(unlabeled)
-    split = Split(
-        labeled=pick(labeled),
-        unlabeled=tuple(record if record.label is None else replace(record, label=None) for record in without_label),
-        val=pick(val),
-        test=pick(test),
-        truth={record.id: record.label for record in without_label if record.label is not None},
-    )
+    labeled, unlabeled, val, test = (tuple(dataset.records[place] for place in positions[part]) for part in PARTS)
+    without_label = tuple(record if record.label is None else replace(record, label=None) for record in unlabeled)
+    truth = {record.id: record.label for record in unlabeled if record.label is not None}
+    split = Split(labeled, without_label, val, test, truth, by_image=by_image)
     return replace(split, remarks=(*remarks, *_examine(split, dataset)))
 
 
@@ -525,11 +509,11 @@ def leave_out(split: Split, unreadable: Sequence[tuple[Record, str]], dataset: D
     if not gone:
         return split
 
-    def stay(members: Sequence[Record]) -> tuple[Record, ...]:
-        return tuple(record for record in members if record.id not in gone)
-
     truth = {image: label for image, label in split.truth.items() if image not in gone}
-    staying = Split(stay(split.labeled), stay(split.unlabeled), stay(split.val), stay(split.test), truth)
+    labeled, unlabeled, val, test = (
+        tuple(record for record in members if record.id not in gone) for _, members in split.parts()
+    )
+    staying = Split(labeled, unlabeled, val, test, truth, by_image=split.by_image)
     before = _examine(split, dataset)
     try:
         after = _examine(staying, dataset)
@@ -556,33 +540,24 @@ def _examine(split: Split, dataset: Dataset) -> list[str]:
             raise DataError(f"no labeled image of {names}; label some, or leave the class out")
         if absent:
             remarks.append(f"the {TITLES[part]} part has no image of {names}")
-    return remarks + _crossing_groups(split)
+    return remarks + _announce_groups(split)
 
 
-def _crossing_groups(split: Split) -> list[str]:
-    """What a split by image does to groups."""
-    training, val, test = (
-        {record.group for record in members if record.group is not None}
-        for members in (split.labeled + split.unlabeled, split.val, split.test)
-    )
-    if not (crossing := _crossing(training, val, test)):
+def _announce_groups(split: Split) -> list[str]:
+    """What a split by image does to groups; said of one that was made so, and of a given one that cuts through some."""
+    training, val, test = map(_groups, (split.labeled + split.unlabeled, split.val, split.test))
+    if not (_crossing(training, val, test) or (split.by_image and training | val | test)):
         return []
-    remarks = [
-        f"the split is by image, not by group: {len(crossing)} of {len(training | val | test)} groups are in more than "
-        f"one of training, validation and test"
-    ]
-    for title, groups in (("validation", val), ("test", test)):
-        if shared := len(groups & training):
-            remarks.append(f"{shared} of {len(groups)} {title} groups also occur in training")
-    return remarks
+    shared = " and ".join(
+        f"{len(groups & training)} of {len(groups)} {title} groups"
+        for title, groups in (("validation", val), ("test", test))
+    )
+    both = f", {len(val & test)} in validation and test" if val & test else ""
+    return [f"split by image although groups are known: {shared} also occur in training{both}"]
 
 
-def _as_budget(budget: str | int | Budget) -> Budget:
-    return budget if isinstance(budget, Budget) else Budget.parse(budget)
-
-
-def _groups(records: Sequence[Record], positions: Iterable[int]) -> set[str]:
-    return {group for position in positions if (group := records[position].group) is not None}
+def _groups(records: Iterable[Record]) -> set[str]:
+    return {record.group for record in records if record.group is not None}
 
 
 def _crossing(training: set[str], val: set[str], test: set[str]) -> set[str]:
@@ -592,18 +567,16 @@ def _crossing(training: set[str], val: set[str], test: set[str]) -> set[str]:
 
 def _keeps_groups(records: Sequence[Record]) -> bool:
     """Whether groups are known, and each is in one only of the parts that the source gives."""
-    groups: dict[str, set[str]] = {"training": set(), "val": set(), "test": set()}
-    for record in records:
-        if record.group is not None and record.part is not None:
-            groups[record.part if record.part in groups else "training"].add(record.group)
-    return any(record.group is not None for record in records) and not _crossing(*groups.values())
+    training = _groups(record for record in records if record.part not in (None, "val", "test"))
+    val, test = (_groups(record for record in records if record.part == part) for part in ("val", "test"))
+    return bool(_groups(records)) and not _crossing(training, val, test)
 
 
 def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]]) -> None:
-    if all(record.group is None for record in records):
+    if not _groups(records):
         raise DataError("a split by group needs groups, and no image has one; add a group column or split by image")
-    training = _groups(records, positions["train"] + positions["labeled"])
-    crossing = sorted(_crossing(training, _groups(records, positions["val"]), _groups(records, positions["test"])))
+    own_parts = (positions["train"] + positions["labeled"], positions["val"], positions["test"])
+    crossing = sorted(_crossing(*(_groups(records[position] for position in part) for part in own_parts)))
     if crossing:
         raise DataError(
             f"{len(crossing)} groups are in two of the source's own parts, {crossing[0]} for one; split by image, or "
@@ -613,7 +586,7 @@ def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]
 
 def _leave_out_held_groups(records: Sequence[Record], positions: dict[str, list[int]], remarks: list[str]) -> None:
     """Other images of a validation or test group, such as unlabeled ones, can be neither trained on nor tested with."""
-    held = _groups(records, positions["val"] + positions["test"])
+    held = _groups(records[position] for position in positions["val"] + positions["test"])
     left_out = 0
     for part in ("train", "labeled", "unlabeled"):
         staying = [position for position in positions[part] if records[position].group not in held]

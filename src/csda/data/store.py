@@ -27,7 +27,7 @@ LISTED = 10
 """Unreadable images that a message names."""
 
 _OPENING = threading.Lock()
-"""Runs side by side in one process would make the same rows twice, since claims of the cache hold between processes."""
+"""Runs side by side in one process would draw the same set twice, and warnings are silenced for all threads at once."""
 
 _drawn: WeakValueDictionary[bytes, Pixels] = WeakValueDictionary()
 """Drawn sets that some run of this process holds; others find them in the cache, mapped."""

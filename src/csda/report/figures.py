@@ -120,10 +120,7 @@ def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
         axes.plot(epochs[chosen], test[chosen], "o", color=fill, markersize=8, markeredgecolor=PALETTE["paper"])
         if len(entries) == 1:
             axes.axvline(best, color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
-    _over_epochs(axes)
-    axes.set_title(metric.upper())
-    _legend(figure, axes, columns=2)
-    return figure
+    return _finish(figure, axes, metric.upper())
 
 
 @_styled
@@ -199,14 +196,11 @@ def fill_confusion(
 
 def draw_pseudo_labels(entries: Sequence[Entry]) -> Figure:
     """Recall (solid) and precision (dashed) of the pseudo-labels of each class over epochs."""
-
-    def recall(run: Run) -> Array:
-        return _diagonal_share(run.history["pseudo_confusion"], axis=2)
-
-    def precision(run: Run) -> Array:
-        return _diagonal_share(run.history["pseudo_confusion"], axis=1)
-
-    return _draw_by_class(entries, {"recall": recall, "precision": precision}, shares=True)
+    readers: dict[str, Callable[[Run], Array]] = {
+        "recall": lambda run: _diagonal_share(run.history["pseudo_confusion"], axis=2),
+        "precision": lambda run: _diagonal_share(run.history["pseudo_confusion"], axis=1),
+    }
+    return _draw_by_class(entries, readers, shares=True)
 
 
 def draw_queue(entries: Sequence[Entry]) -> Figure:
@@ -239,13 +233,10 @@ def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
             epochs, values = read_series(entry.run, key)
             if (values > 0).any():
                 axes.plot(epochs, values, style, **_line(entry, name))
-    _over_epochs(axes)
     if not entries[0].run.multi_label:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_title("All pseudo-labels")
-    _legend(figure, axes, columns=2 if len(entries) > 1 else 3)
-    return figure
+    return _finish(figure, axes, "All pseudo-labels", columns=2 if len(entries) > 1 else 3)
 
 
 @_styled
@@ -255,11 +246,8 @@ def draw_distances(entries: Sequence[Entry]) -> Figure:
     for entry in entries:
         for key, name, style in (("unlabeled", "before", "--"), ("aligned", "after", "-")):
             axes.plot(entry.run.history["epochs"], marginal_distances(entry.run, key), style, **_line(entry, name))
-    _over_epochs(axes)
     axes.set_ylim(bottom=0)
-    axes.set_title("Distance to the labeled marginals")
-    _legend(figure, axes, columns=2)
-    return figure
+    return _finish(figure, axes, "Distance to the labeled marginals")
 
 
 def marginal_distances(run: Run, key: str) -> Array:
@@ -313,6 +301,14 @@ def _line(entry: Entry, name: str) -> dict[str, Any]:
 def _legend(figure: Figure, axes: Axes, columns: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=1.6, columnspacing=1.4)
+
+
+def _finish(figure: Figure, axes: Axes, title: str, columns: int = 2) -> Figure:
+    """What a picture over epochs ends with."""
+    _over_epochs(axes)
+    axes.set_title(title)
+    _legend(figure, axes, columns)
+    return figure
 
 
 def _over_epochs(axes: Axes, label: str = "epoch") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -179,23 +179,23 @@ def _picture_confusions(entries: Sequence[Entry]) -> list[Picture]:
         "What the images of each class (row) were taken for (column), as a share of the row and as a count: "
         "a perfect model fills the diagonal."
     )
-    if len(entries) == 1:
-        return [_picture(figures.draw_confusion(entries[0], "Confusion matrix"), caption)]
-    captions = [caption] + [f"The same for {entry.name}." for entry in entries[1:]]
-    return [
-        _picture(figures.draw_confusion(entry, entry.name), text) for entry, text in zip(entries, captions, strict=True)
-    ]
+    captions = [caption, *(f"The same for {entry.name}." for entry in entries[1:])]
+    titles = ["Confusion matrix"] if len(entries) == 1 else [entry.name for entry in entries]
+    drawn = zip(entries, titles, captions, strict=True)
+    return [_picture(figures.draw_confusion(entry, title), text) for entry, title, text in drawn]
 
 
 def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
-    pictures = []
-    if judged := _with(entries, "pseudo_confusion"):
-        caption = (
-            "Pseudo-labels against the truth, which the training never sees, epoch by epoch. Recall: the share of a "
-            "class's unlabeled images that get its label. Precision: the share of the images with this label that "
-            "deserve it."
-        )
-        pictures.append(_picture(figures.draw_pseudo_labels(judged), caption))
+    judged = (
+        "Pseudo-labels against the truth, which the training never sees, epoch by epoch. Recall: the share of a "
+        "class's unlabeled images that get its label. Precision: the share of the images with this label that deserve "
+        "it."
+    )
+    distant = (
+        "How far the mean prediction on unlabeled images of each class is from that on labeled ones: "
+        "alignment is there to shorten it."
+    )
+    pictures = _picture_known(figures.draw_pseudo_labels, judged, entries, "pseudo_confusion")
     multi_label = entries[0].run.multi_label
     figure = "pseudo_auc" if multi_label else "flip_rate"
     if summarised := [entry for entry in entries if any(row.get(figure) is not None for row in entry.run.metrics)]:
@@ -206,36 +206,32 @@ def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
             else "How many pseudo-labels are right, and how many of them alignment changed."
         )
         pictures.append(_picture(figures.draw_pseudo_summary(summarised), caption))
-    if distant := _with(entries, "labeled_marginals", "unlabeled_marginals", "aligned_marginals"):
-        caption = (
-            "How far the mean prediction on unlabeled images of each class is from that on labeled ones: "
-            "alignment is there to shorten it."
-        )
-        pictures.append(_picture(figures.draw_distances(distant), caption))
-    return pictures
+    marginals = ("labeled_marginals", "unlabeled_marginals", "aligned_marginals")
+    return pictures + _picture_known(figures.draw_distances, distant, entries, *marginals)
 
 
 def _picture_inside(entries: Sequence[Entry]) -> list[Picture]:
-    pictures = []
-    if queued := _with(entries, "queue_counts"):
-        caption = "Unlabeled images of each class that stand in the queue and are trained on, epoch by epoch."
-        pictures.append(_picture(figures.draw_queue(queued), caption))
-    if tempered := _with(entries, "temperatures", "flips"):
-        caption = (
-            "Temperature of each class (1 aligns fully with the labeled marginal, 0 with a flat one) "
-            "and the share of the images predicted as it that alignment moved to another."
-        )
-        pictures.append(_picture(figures.draw_alignment(tempered), caption))
-    return pictures
-
-
-def _with(entries: Sequence[Entry], *keys: str) -> list[Entry]:
-    """The entries whose history has something to show under all the keys."""
+    queued = "Unlabeled images of each class that stand in the queue and are trained on, epoch by epoch."
+    tempered = (
+        "Temperature of each class (1 aligns fully with the labeled marginal, 0 with a flat one) "
+        "and the share of the images predicted as it that alignment moved to another."
+    )
     return [
+        *_picture_known(figures.draw_queue, queued, entries, "queue_counts"),
+        *_picture_known(figures.draw_alignment, tempered, entries, "temperatures", "flips"),
+    ]
+
+
+def _picture_known(
+    draw: Callable[[list[Entry]], Figure], caption: str, entries: Sequence[Entry], *keys: str
+) -> list[Picture]:
+    """A picture of the entries whose history has something to show under all the keys; none where no entry has."""
+    known = [
         entry
         for entry in entries
         if all(key in entry.run.history and (entry.run.history[key] > 0).any() for key in keys)
     ]
+    return [_picture(draw(known), caption)] if known else []
 
 
 def _picture(figure: Figure, caption: str) -> Picture:

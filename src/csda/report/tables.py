@@ -29,26 +29,22 @@ METHOD_COLOURS = {"csda": "blue", "baseline": "vermilion", "upper-bound": "grey"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its 95 % bootstrap interval over the images it was measured on."""
+    """A number and its 95 % bootstrap interval over the images it was measured on; a difference shows its sign."""
 
     value: float
     low: float
     high: float
+    difference: bool = False
 
     def __str__(self) -> str:
-        return "–" if isnan(self.value) else f"{self.value:.3f}"
+        return "–" if isnan(self.value) else self._format(self.value)
 
     @property
     def interval(self) -> str:
-        return "" if isnan(self.low) else f"[{self.low:.3f}, {self.high:.3f}]"
+        return "" if isnan(self.low) else f"[{self._format(self.low)}, {self._format(self.high)}]"
 
-    @property
-    def signed(self) -> str:
-        return "–" if isnan(self.value) else f"{self.value:+.3f}".replace("-", "−")
-
-    @property
-    def signed_interval(self) -> str:
-        return "" if isnan(self.low) else f"[{self.low:+.3f}, {self.high:+.3f}]".replace("-", "−")
+    def _format(self, number: float) -> str:
+        return f"{number:+.3f}".replace("-", "−") if self.difference else f"{number:.3f}"
 
     @property
     def verdict(self) -> str:
@@ -171,14 +167,9 @@ def count_classes(run: Run) -> list[ClassCounts]:
         counts.update((row.split, name) for name in (label.split(JOIN) if run.multi_label else [label]))
     known = bool(run.truth) or count_images(run)["unlabeled"] == 0
     return [
-        ClassCounts(
-            name,
-            counts["labeled", name],
-            counts["unlabeled", name] if known else None,
-            counts["val", name],
-            counts["test", name],
-        )
+        ClassCounts(name, labeled, unlabeled if known else None, val, test)
         for name in run.classes
+        for labeled, unlabeled, val, test in [[counts[part, name] for part in ("labeled", "unlabeled", "val", "test")]]
     ]
 
 
@@ -242,10 +233,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     for i, row in enumerate(rows):
         name = row.name if row.labeled is None else f"{row.name} ({row.labeled})"
         cells = [Text(_terse(value) if value else "") for value in row.values]
-        cells += [
-            Text(_terse(gap, signed=True), styles[gap.verdict]) if gap else Text("other images", "dim")
-            for gap in row.gaps
-        ]
+        cells += [Text(_terse(gap), styles[gap.verdict]) if gap else Text("other images", "dim") for gap in row.gaps]
         table.add_row(Text(name), *cells, end_section=row.labeled is None and rows[i + 1].labeled is not None)
     return table
 
@@ -257,10 +245,9 @@ def _table(title: str) -> Table:
     return table
 
 
-def _terse(estimate: Estimate, signed: bool = False) -> str:
+def _terse(estimate: Estimate) -> str:
     """Without the zero before the point, so that a comparison of two fits into 80 columns."""
-    value, interval = (estimate.signed, estimate.signed_interval) if signed else (str(estimate), estimate.interval)
-    return f"{value} {interval}".replace("0.", ".").rstrip()
+    return f"{estimate} {estimate.interval}".replace("0.", ".").rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,26 +277,24 @@ def _estimate_all(labels: npt.NDArray[np.intp], *models: _Images) -> Scores:
     """The scores of one model, or how far the first is ahead of the second."""
     probs = [model.probs for model in models]
     corrected = [model.corrected for model in models if model.corrected is not None]
-    return Scores(
-        auc=Estimate(*_estimate(metrics.auc, labels, probs)),
-        mca=Estimate(*_estimate(metrics.mca, labels, probs)),
-        prior_mca=Estimate(*_estimate(metrics.mca, labels, corrected)) if len(corrected) == len(models) else None,
-        recall=tuple(Estimate(*column) for column in _estimate(metrics.recall, labels, probs).T),
-        precision=tuple(Estimate(*column) for column in _estimate(metrics.precision, labels, probs).T),
-        class_auc=tuple(Estimate(*column) for column in _estimate(metrics.per_class_auc, labels, probs).T),
-    )
 
+    def estimate(metric: Callable[..., Array], probs: Sequence[Array] = probs) -> tuple[Estimate, ...]:
+        """One for each class, or one in all."""
 
-def _estimate(metric: Callable[..., Array], labels: npt.NDArray[np.intp], probs: Sequence[Array]) -> Array:
-    """Value, low and high [3, ...]."""
+        def measure(*probs: Array, weights: Array) -> Array:
+            own, *reference = (metric(each, labels, weights) for each in probs)
+            return own - reference[0] if reference else own
 
-    def measure(*probs: Array, weights: Array) -> Array:
-        own, *reference = (metric(each, labels, weights) for each in probs)
-        return own - reference[0] if reference else own
+        (values,) = measure(*probs, weights=np.ones((1, len(labels))))
+        strata = None if labels.ndim == 2 else labels
+        bounds = metrics.bootstrap_interval(measure, *probs, strata=strata)
+        columns = np.stack([values, *bounds]).reshape(3, -1).T
+        return tuple(Estimate(value, low, high, len(models) > 1) for value, low, high in columns)
 
-    (value,) = measure(*probs, weights=np.ones((1, len(labels))))
-    strata = None if labels.ndim == 2 else labels
-    return np.stack([value, *metrics.bootstrap_interval(measure, *probs, strata=strata)])
+    (auc,), (mca,) = estimate(metrics.auc), estimate(metrics.mca)
+    prior_mca = estimate(metrics.mca, corrected)[0] if len(corrected) == len(models) else None
+    by_class = (estimate(metric) for metric in (metrics.recall, metrics.precision, metrics.per_class_auc))
+    return Scores(auc, mca, prior_mca, *by_class)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
