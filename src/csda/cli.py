@@ -241,7 +241,7 @@ def bench_step(
         list[str] | None,
         typer.Option(
             "--part",
-            help="Only streamed, seeds, methods, compiled, start or loader beside steps of csda and nm; repeatable.",
+            help="Only streamed, seeds, methods, start or loader beside steps of csda and nm; repeatable.",
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of images for loader and starts.  [default: drawn]")] = None,

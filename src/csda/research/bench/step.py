@@ -18,7 +18,6 @@ from csda.methods.base import StepOutput
 from csda.methods.self_training import SelfTraining
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
-from csda.research.bench.compiled import measure_compiled
 from csda.research.bench.noise import CLASSES, batch_trained_on, open_trainer, refuse_fixed, stepper
 from csda.research.bench.starts import measure_seeds, measure_start
 from csda.research.bench.timing import Action, Deadline, Times, as_graph, describe_machine, figure, time_in_turn
@@ -35,7 +34,7 @@ from csda.research.bench.work import (
 from csda.trainer import Trainer
 from csda.training import configure, update
 
-PARTS = ("streamed", "seeds", "methods", "compiled", "start", "loader")
+PARTS = ("streamed", "seeds", "methods", "start", "loader")
 """What is measured beside the steps of `csda` and `nm`, in this order."""
 
 STREAMED = 1_000_000
@@ -85,11 +84,6 @@ def _measure(
                     figures["left_out"].append(name)
                 else:
                     _measure_method(name, chosen, figures, rounds, deadline)
-        elif part == "compiled":
-            try:
-                figures["compiled"] = measure_compiled(chosen, rounds, deadline)
-            except RuntimeError as error:  # no compiler here, or one that torch does not get on with
-                figures["left_out"].append(f"compiled ({str(error).splitlines()[0]})")
         elif part == "start":
             figures["second_start_s"] = measure_start(chosen, data, deadline)
         elif part == "loader":
