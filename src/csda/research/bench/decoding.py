@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +18,7 @@ from csda.data.store import available_cores, open_pixels
 from csda.research.bench.timing import time_once
 
 IMAGE_SIZE = 128
+REPEATS = 3
 LARGE_SET = 200_000
 
 _OPEN_LARGE_SET = """
@@ -42,23 +42,22 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
-def bench_data(path: Path, images: int | None = None, repeats: int = 3) -> dict[str, Any]:
+def bench_data(path: Path) -> dict[str, Any]:
     """Decoding against a plain loop, a warm start, and the memory that a large set takes.
 
     The plain loop is one thread of Pillow: open, convert, resize, copy. The store gives the same pixels, to within one
-    grey level, with all cores, and writes its cache. Both are timed in turn, `repeats` times, after a first pass that
+    grey level, with all cores, and writes its cache. Both are timed in turn, several times, after a first pass that
     brings the files into memory; `speedup` is the median of the ratios. A warm start lists the set and opens its
-    pixels. `images` takes only so many.
+    pixels.
     """
     dataset = load_dataset(path)
-    dataset = replace(dataset, records=dataset.records[:images])
     _decode_plainly(dataset)
     plain_seconds, store_seconds, warm_seconds = [], [], []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         plain_seconds.append(time_once(lambda: _decode_plainly(dataset)))
         with tempfile.TemporaryDirectory() as cache:
             store_seconds.append(time_once(lambda: _open(dataset, cache)))
-            warm_seconds.append(time_once(lambda: _open(replace(load_dataset(path), records=dataset.records), cache)))
+            warm_seconds.append(time_once(lambda: _open(load_dataset(path), cache)))
     return {
         "images": len(dataset.records),
         "image_size": IMAGE_SIZE,
