@@ -277,7 +277,7 @@ def bench_data(
     data: Annotated[Path, typer.Argument(help="Folder of images.")],
     out: FiguresFile = None,
 ) -> None:
-    """Time decoding, a warm start and memory on a folder of images."""
+    """Time decoding and a warm start on a folder of images."""
     _require_research()
     from csda.research.bench import bench_data
 
