@@ -196,7 +196,7 @@ def test_generated_pages_are_current(name: str) -> None:
 
 
 def test_pictures_are_current() -> None:
-    from csda.report import explain
+    from csda.research import explain
 
     def words(svg: str) -> list[str]:
         return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
@@ -208,12 +208,12 @@ def test_pictures_are_current() -> None:
         assert drawn == explain.render(name), f"{name} differs from one drawing to the next"
         # Another matplotlib draws other paths, so the words and numbers are compared.
         written = words((folder / f"{name}.svg").read_text(encoding="utf-8"))
-        assert written == words(drawn), "run `python -m csda.report.explain docs/explanation/pictures`"
+        assert written == words(drawn), "run `python -m csda.research.explain docs/explanation/pictures`"
         assert len(written) > 10
 
 
 def test_the_text_and_its_pictures_have_the_same_numbers() -> None:
-    from csda.report import explain
+    from csda.research import explain
 
     names = _run(DOCS / "explanation" / "method.md")
     assert torch.equal(names["labeled"], explain.LABELED)

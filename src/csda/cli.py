@@ -241,7 +241,7 @@ def bench_step(
         list[str] | None,
         typer.Option(
             "--part",
-            help="Only streamed, seeds, methods, compiled, start or loader beside steps of csda and nm; repeatable.",
+            help="Only streamed, seeds, methods, start or loader beside steps of csda and nm; repeatable.",
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of images for loader and starts.  [default: drawn]")] = None,
@@ -261,9 +261,6 @@ def bench_step(
 def bench_scale(
     preset: Preset = None,
     settings: Assignments = None,
-    unlabeled: Annotated[list[int] | None, typer.Option(min=1, help="Unlabeled images; repeatable.")] = None,
-    classes: Annotated[list[int] | None, typer.Option(min=2, help="Classes; repeatable.")] = None,
-    capacity: Annotated[list[int] | None, typer.Option(min=1, help="Slots of the queue; repeatable.")] = None,
     rounds: Rounds = 5,
     seconds: Seconds = 120.0,
     out: FiguresFile = None,
@@ -272,15 +269,7 @@ def bench_scale(
     _require_research()
     from csda.research.bench import bench_scale
 
-    figures = bench_scale(
-        _with_preset(settings, preset),
-        unlabeled=unlabeled,
-        classes=classes,
-        capacities=capacity,
-        rounds=rounds,
-        seconds=seconds,
-    )
-    _keep_and_show([figures], out)
+    _keep_and_show([bench_scale(_with_preset(settings, preset), rounds=rounds, seconds=seconds)], out)
 
 
 @bench_app.command("data")
@@ -288,7 +277,7 @@ def bench_data(
     data: Annotated[Path, typer.Argument(help="Folder of images.")],
     out: FiguresFile = None,
 ) -> None:
-    """Time decoding, a warm start and memory on a folder of images."""
+    """Time decoding and a warm start on a folder of images."""
     _require_research()
     from csda.research.bench import bench_data
 

@@ -23,8 +23,9 @@ from csda.data.records import Pixels
 from csda.report.figures import PALETTE, STYLE
 from csda.report.tables import choose_colours
 from csda.research.experiments import Experiment
-from csda.research.summary import Line, average, list_classes, summarize
+from csda.research.summary import Line, average, group, list_classes, summarize
 
+_styled = matplotlib.rc_context(STYLE)
 _COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey")
 
 
@@ -55,6 +56,7 @@ def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
     return draw_grid(shown, names, classes, examples)
 
 
+@_styled
 def draw_grid(
     results: Sequence[Line],
     titles: Sequence[str],
@@ -65,35 +67,34 @@ def draw_grid(
 
     `results` are the lines of runs.csv of one budget and split; `examples` an image [H, W, 3] of each class.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(13.6, 1.6 + 0.62 * len(classes)), facecolor="white", layout="constrained")
-        seeds, recalls = figure.subplots(1, 2, width_ratios=(1, 1.4))
-        for row, title in enumerate(titles):
-            runs = [run for run in results if run["method"] == title]
-            colour = PALETTE[_COLOURS[row % len(_COLOURS)]]
-            _draw_seeds(seeds, row, [run["mca"] for run in runs], colour)
-            means = [np.mean([run[f"recall_{name}"] for run in runs]) for name in classes]
-            places = np.arange(len(classes)) + 0.7 * ((row + 0.5) / len(titles) - 0.5)
-            recalls.barh(places, means, 0.62 / len(titles), color=colour, label=title)
-        seeds.set_yticks(range(len(titles)), titles)
-        seeds.invert_yaxis()
-        seeds.set_title("MCA on the test images, a dot for each seed")
-        recalls.set_yticks(range(len(classes)), classes)
-        recalls.invert_yaxis()
-        recalls.set_xlim(0, 1)
-        recalls.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        recalls.set_title("Mean share of each class that is recognised")
-        recalls.grid(visible=False, axis="y")
-        if examples is not None:
-            for place, name in enumerate(classes):
-                image = OffsetImage(examples[name], zoom=0.6)
-                recalls.add_artist(
-                    AnnotationBbox(image, (0, place), (-78, 0), boxcoords="offset points", frameon=False, pad=0)
-                )
-            recalls.tick_params(axis="y", pad=6)
-            recalls.set_ylabel(" ", labelpad=44)
-        figure.legend(*recalls.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(titles)))
-        return figure
+    figure = Figure(figsize=(13.6, 1.6 + 0.62 * len(classes)), facecolor="white", layout="constrained")
+    seeds, recalls = figure.subplots(1, 2, width_ratios=(1, 1.4))
+    for row, title in enumerate(titles):
+        runs = [run for run in results if run["method"] == title]
+        colour = PALETTE[_COLOURS[row % len(_COLOURS)]]
+        _draw_seeds(seeds, row, [run["mca"] for run in runs], colour)
+        means = [np.mean([run[f"recall_{name}"] for run in runs]) for name in classes]
+        places = np.arange(len(classes)) + 0.7 * ((row + 0.5) / len(titles) - 0.5)
+        recalls.barh(places, means, 0.62 / len(titles), color=colour, label=title)
+    seeds.set_yticks(range(len(titles)), titles)
+    seeds.invert_yaxis()
+    seeds.set_title("MCA on the test images, a dot for each seed")
+    recalls.set_yticks(range(len(classes)), classes)
+    recalls.invert_yaxis()
+    recalls.set_xlim(0, 1)
+    recalls.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    recalls.set_title("Mean share of each class that is recognised")
+    recalls.grid(visible=False, axis="y")
+    if examples is not None:
+        for place, name in enumerate(classes):
+            image = OffsetImage(examples[name], zoom=0.6)
+            recalls.add_artist(
+                AnnotationBbox(image, (0, place), (-78, 0), boxcoords="offset points", frameon=False, pad=0)
+            )
+        recalls.tick_params(axis="y", pad=6)
+        recalls.set_ylabel(" ", labelpad=44)
+    figure.legend(*recalls.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(titles)))
+    return figure
 
 
 def colour_rows(titles: Collection[str]) -> dict[str, str]:
@@ -101,6 +102,7 @@ def colour_rows(titles: Collection[str]) -> dict[str, str]:
     return {title: PALETTE[colour] for title, colour in zip(titles, choose_colours(titles, _COLOURS), strict=True)}
 
 
+@_styled
 def draw_budgets(
     summary: Sequence[Line], titles: Sequence[str], budgets: Sequence[str], splits: Sequence[str]
 ) -> Figure:
@@ -109,26 +111,25 @@ def draw_budgets(
     `summary` are the lines of summary.csv.
     """
     budgets = [labels for labels in budgets if any(line["labels"] == labels for line in summary)]
-    with matplotlib.rc_context(STYLE):
-        size = (max(13.6, 4.6 * len(splits)), 4.8) if len(splits) == 1 else (4.6 * len(splits), 8.4)
-        figure = Figure(figsize=size, facecolor="white", layout="constrained")
-        colours = colour_rows(titles)
-        shape = (1, 2) if len(splits) == 1 else (2, len(splits))
-        panels = figure.subplots(*shape, squeeze=False, sharey=False if len(splits) == 1 else "row").flat
-        for axes, (name, split) in zip(panels, [(n, s) for n in ("auc", "mca") for s in splits], strict=True):
-            for row, title in enumerate(titles):
-                lines = {line["labels"]: line for line in summary if (line["method"], line["split"]) == (title, split)}
-                places = np.array([place for place, labels in enumerate(budgets) if labels in lines], dtype=float)
-                places += 0.36 * ((row + 0.5) / len(titles) - 0.5)
-                own = [lines[labels] for labels in budgets if labels in lines]
-                _draw_series(axes, places, own, name, colours[title], title)
-            axes.set_xticks(range(len(budgets)), budgets)
-            axes.set_xlim(-0.5, len(budgets) - 0.5)
-            axes.grid(visible=False, axis="x")
-            axes.set_title(name.upper() if len(splits) == 1 else f"{name.upper()}, {split}")
-            axes.set_xlabel("labels")
-        _add_legend(figure, axes, summary)
-        return figure
+    several = len(splits) > 1
+    size, shape = ((4.6 * len(splits), 8.4), (2, len(splits))) if several else ((13.6, 4.8), (1, 2))
+    figure = Figure(figsize=size, facecolor="white", layout="constrained")
+    colours = colour_rows(titles)
+    panels = figure.subplots(*shape, squeeze=False, sharey="row" if several else False).flat
+    for axes, (name, split) in zip(panels, [(n, s) for n in ("auc", "mca") for s in splits], strict=True):
+        for row, title in enumerate(titles):
+            lines = {line["labels"]: line for line in summary if (line["method"], line["split"]) == (title, split)}
+            places = np.array([place for place, labels in enumerate(budgets) if labels in lines], dtype=float)
+            places += 0.36 * ((row + 0.5) / len(titles) - 0.5)
+            own = [lines[labels] for labels in budgets if labels in lines]
+            _draw_series(axes, places, own, name, colours[title], title)
+        axes.set_xticks(range(len(budgets)), budgets)
+        axes.set_xlim(-0.5, len(budgets) - 0.5)
+        axes.grid(visible=False, axis="x")
+        axes.set_title(f"{name.upper()}, {split}" if several else name.upper())
+        axes.set_xlabel("labels")
+    _add_legend(figure, axes, summary)
+    return figure
 
 
 def _draw_series(
@@ -145,9 +146,7 @@ def _draw_series(
 
 def average_budgets(results: Sequence[Line], budgets: Sequence[str]) -> list[dict[str, Any]]:
     """The mean over budgets of each row, split and seed that has runs at all of them."""
-    runs: dict[tuple[str, str, int], list[Line]] = {}
-    for run in results:
-        runs.setdefault((run["method"], run["split"], run["seed"]), []).append(run)
+    runs = group(((run["method"], run["split"], run["seed"]), run) for run in results)
     return [
         {"method": title, "split": split, "seed": seed, **{name: average(own, name) for name in ("auc", "mca")}}
         for (title, split, seed), own in runs.items()
@@ -155,6 +154,7 @@ def average_budgets(results: Sequence[Line], budgets: Sequence[str]) -> list[dic
     ]
 
 
+@_styled
 def draw_rows(
     results: Sequence[Line],
     titles: Sequence[str],
@@ -166,25 +166,24 @@ def draw_rows(
 
     `results` are the lines of runs.csv of one budget, or of `average_budgets`; each split has panels of its own.
     """
-    with matplotlib.rc_context(STYLE):
-        size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))
-        figure = Figure(figsize=size, facecolor="white", layout="constrained")
-        panels = figure.subplots(len(splits), 2, sharey=True, squeeze=False).flat
-        kinds = product(splits, enumerate(("auc", "mca")))
-        for axes, (split, (position, name)) in zip(panels, kinds, strict=True):
-            for row, title in enumerate(titles):
-                colour = PALETTE["vermilion" if row == 0 else "blue"]
-                runs = [run for run in results if (run["method"], run["split"]) == (title, split)]
-                _draw_seeds(axes, row, [run[name] for run in runs], colour)
-                known = paper[title][position : position + 1]
-                axes.plot(known, [row] * len(known), "D", **_open(colour))
-            axes.set_yticks(range(len(titles)), titles)
-            axes.set_ylim(len(titles) - 0.4, -0.6)
-            axes.set_title(name.upper() + (f", {split}" if len(splits) > 1 else explained))
-        if any(paper.values()):
-            axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
-        return figure
+    size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))
+    figure = Figure(figsize=size, facecolor="white", layout="constrained")
+    panels = figure.subplots(len(splits), 2, sharey=True, squeeze=False).flat
+    kinds = product(splits, enumerate(("auc", "mca")))
+    for axes, (split, (position, name)) in zip(panels, kinds, strict=True):
+        for row, title in enumerate(titles):
+            colour = PALETTE["vermilion" if row == 0 else "blue"]
+            runs = [run for run in results if (run["method"], run["split"]) == (title, split)]
+            _draw_seeds(axes, row, [run[name] for run in runs], colour)
+            known = paper[title][position : position + 1]
+            axes.plot(known, [row] * len(known), "D", **_open(colour))
+        axes.set_yticks(range(len(titles)), titles)
+        axes.set_ylim(len(titles) - 0.4, -0.6)
+        axes.set_title(name.upper() + (f", {split}" if len(splits) > 1 else explained))
+    if any(paper.values()):
+        axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
+    return figure
 
 
 def _draw_seeds(axes: Axes, row: int, scores: Sequence[float], colour: str) -> None:

@@ -94,10 +94,9 @@ def recall_contents(about: Mapping[str, Any], split: str) -> Contents:
 
 def identify(config: RunConfig, contents: Contents) -> Identity:
     """What a run computes: its resolved settings, and the contents of its data in the place of their names."""
-    values = config.model_dump(exclude_none=True, exclude={"data", "split"})
-    values |= values.pop("method_settings")
-    plain = {name: _plain(value) for name, value in values.items() if name not in CIRCUMSTANCES}
-    return {**contents, **plain}
+    values = config.model_dump(mode="json", exclude_none=True, exclude={"data", "split", *CIRCUMSTANCES})
+    own = values.pop("method_settings")
+    return {**contents, **values, **own}
 
 
 def agree(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
@@ -209,11 +208,6 @@ def settings_alone(identity: Mapping[str, Any]) -> Identity:
 @cache
 def _defaults(method: str) -> Identity:
     return settings_alone(identify(configure({"method": method, "preset": "default"}), {}))
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _slug(text: str) -> str:

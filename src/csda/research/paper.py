@@ -30,8 +30,11 @@ Array = npt.NDArray[np.float64]
 Runs = Mapping[str, Sequence[Run]]
 """The runs of each row of an experiment, one a seed."""
 
-CURVES = (0.3, 0.5, 0.7, 1.0)
-"""Constant temperatures that the paper shows."""
+CURVES = (0.1, 0.3, 0.5, 0.7, 1.0)
+"""Temperatures whose effect on an entry is shown: the constant ones of the paper, and a low one."""
+
+EXAMPLES = 7
+"""Images of Figure 5, at most."""
 
 EPOCH_TITLES = {
     "test_auc": "test AUC",
@@ -164,7 +167,7 @@ def temper_entry(entry: Array, temperature: float, n: int) -> Array:
 
 def _draw_shapes(axes: Axes, n: int) -> None:
     entry = np.linspace(0, 1, 201)
-    for temperature, colour in zip((0.1, *CURVES), ("grey", *COLOURS), strict=False):
+    for temperature, colour in zip(CURVES, ("grey", *COLOURS), strict=False):
         axes.plot(entry, temper_entry(entry, temperature, n), color=PALETTE[colour], label=f"T = {temperature:g}")
     axes.set(title=f"a  an entry of λˣ before and after, n = {n}", xlabel="λ", ylabel="Normalize(λᵀ)")
     axes.legend()
@@ -186,7 +189,7 @@ def _draw_band(axes: Axes, epochs: Array, values: Array, colour: str, label: str
         axes.fill_between(epochs, lows, highs, color=colour, alpha=0.12, linewidth=0)
 
 
-def pick_examples(runs: Runs, config: RunConfig, number: int = 7) -> list[Example]:
+def pick_examples(runs: Runs, config: RunConfig) -> list[Example]:
     """Unlabeled images at random, whatever is said of them: one of each class, or some with a label where an image may
     have several. `config` says where the images are; runs may have been trained elsewhere."""
     firsts = {name: own[0] for name, own in runs.items()}
@@ -195,10 +198,10 @@ def pick_examples(runs: Runs, config: RunConfig, number: int = 7) -> list[Exampl
     truth = {image: label for image, label in run.truth.items() if label != NONE_PRESENT}
     order = np.random.default_rng(0).permutation(sorted(truth)).tolist()
     if run.multi_label:
-        chosen = order[:number]
+        chosen = order[:EXAMPLES]
     else:
         of_class = {truth[image]: image for image in reversed(order)}
-        chosen = [of_class[name] for name in run.classes[:number] if name in of_class]
+        chosen = [of_class[name] for name in run.classes[:EXAMPLES] if name in of_class]
     dataset = load_configured(config)
     positions = {record.id: position for position, record in enumerate(dataset.records)}
     examples = []
@@ -224,18 +227,17 @@ def draw_examples(examples: Sequence[Example]) -> Figure:
     """Figure 5: images with their labels in the first line, then what each method says of them; the last is in bold."""
     methods = list(examples[0].guesses)
     longest = max(len(each) for example in examples for each in example.guesses.values())
-    lines = [longest] * (1 + len(methods))
-    height = 1.75 + 0.24 * sum(lines)
+    height = 1.75 + 0.24 * longest * (1 + len(methods))
     figure = Figure(figsize=(1.95 * len(examples) + 0.9, height), facecolor="white")
     left, width = 0.9 / figure.get_figwidth(), 1.95 / figure.get_figwidth()
     top, step = (height - 1.75) / height, 0.24 / height
+    places = [top - number * longest * step for number in range(1 + len(methods))]
     for column, example in enumerate(examples):
         axes = figure.add_axes((left + column * width, top, 0.92 * width, 1.7 / height))
         axes.imshow(example.image)
         axes.axis("off")
         rows = [[(name, None) for name in example.truth], *example.guesses.values()]
-        place = top
-        for number, (entries, count) in enumerate(zip(rows, lines, strict=True)):
+        for number, (place, entries) in enumerate(zip(places, rows, strict=True)):
             for position, (name, probability) in enumerate(entries):
                 right = name in example.truth
                 colour = "ink" if probability is None else "green" if right else "vermilion"
@@ -250,11 +252,8 @@ def draw_examples(examples: Sequence[Example]) -> Figure:
                     fontsize=11 if len(text) < 20 else 9,
                     fontweight="bold" if number == len(methods) else "normal",
                 )
-            place -= count * step
-    place = top
-    for name, count in zip(("truth", *methods), lines, strict=True):
+    for name, place in zip(("truth", *methods), places, strict=True):
         figure.text(0.1 / figure.get_figwidth(), place - 0.55 * step, name, va="center", color=PALETTE["muted"])
-        place -= count * step
     return figure
 
 

@@ -57,7 +57,7 @@ from csda.research.paper import (
     pick_examples,
     write_photographs,
 )
-from csda.research.summary import COLUMNS, GAPS, compare_rows, format_number, format_page, summarize
+from csda.research.summary import COLUMNS, GAPS, compare_rows, format_number, format_page, group, summarize
 from csda.runs import Run, source_commit, write_csv, write_whole
 from csda.training import configure, train
 
@@ -114,18 +114,17 @@ def list_cells(
     """Every run of the grid; `overrides` are settings that win over those of the file. With a `commit` no folder is
     used that was begun at another."""
     cells = []
-    for row in experiment.rows:
-        for labels in row.labels or experiment.labels:
-            for split, where in experiment.splits.items():
-                place = where | ({"split": str(Path(data) / str(where["split"]))} if "split" in where else {})
-                settings = {**experiment.settings, **row.settings, **place, **(overrides or {})}
-                for seed in experiment.seeds:
-                    preset = row.preset or experiment.preset
-                    cell = Cell(row.name, row.method, labels, split, seed, runs, data, preset, settings)
-                    config = cell.config
-                    contents = find_contents(split, config)
-                    folder = locate(runs, split, config, contents, commit)
-                    cells.append(replace(cell, folder=folder, identity=identify(config, contents)))
+    for row, labels, split in experiment.places:
+        where = experiment.splits[split]
+        place = where | ({"split": str(Path(data) / str(where["split"]))} if "split" in where else {})
+        settings = {**experiment.settings, **row.settings, **place, **(overrides or {})}
+        for seed in experiment.seeds:
+            preset = row.preset or experiment.preset
+            cell = Cell(row.name, row.method, labels, split, seed, runs, data, preset, settings)
+            config = cell.config
+            contents = find_contents(split, config)
+            folder = locate(runs, split, config, contents, commit)
+            cells.append(replace(cell, folder=folder, identity=identify(config, contents)))
     return cells
 
 
@@ -356,12 +355,8 @@ def _draw(folder: Path, experiment: Experiment, found: Sequence[Found]) -> None:
     if experiment.figure is None:
         write_grid(draw_experiment(experiment, [line for _, line in found]), picture)
         return
-    places: dict[tuple[str, str, str], list[Run]] = {}
-    for cell, _ in found:
-        places.setdefault((cell.title, cell.labels, cell.split), []).append(Run(cell.folder))
-    runs: dict[str, list[Run]] = {}
-    for (title, *_), own in places.items():
-        runs.setdefault(title, []).extend(own)
+    places = group(((cell.title, cell.labels, cell.split), Run(cell.folder)) for cell, _ in found)
+    runs = group((title, run) for (title, *_), own in places.items() for run in own)
     if experiment.figure == "examples":
         write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), folder / "figure.png")
     else:

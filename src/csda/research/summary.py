@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,16 +21,13 @@ COLUMNS = (
 )  # fmt: skip
 
 COMPARED = {
-    "auc": "auc",
-    "mca": "mca",
-    "mca_prior": "mca_prior",
-    "val_auc": "val_auc_last20",
-    "val_mca": "val_mca_last20",
+    "auc": ("auc", "ΔAUC"),
+    "mca": ("mca", "ΔMCA"),
+    "mca_prior": ("mca_prior", "ΔMCA, both ÷ prior"),
+    "val_auc": ("val_auc_last20", "validation ΔAUC, last 20"),
+    "val_mca": ("val_mca_last20", "validation ΔMCA, last 20"),
 }
-"""Figures of gaps.csv, and the columns of runs.csv that they are differences of."""
-
-DIFFERENCES = ("ΔAUC", "ΔMCA", "ΔMCA, both ÷ prior", "validation ΔAUC, last 20", "validation ΔMCA, last 20")
-"""The same over the columns of a page."""
+"""Figures of gaps.csv, the columns of runs.csv that they are differences of, and what stands over them on a page."""
 
 GAPS = (
     "method", "reference", "labels", "split", "seeds",
@@ -38,6 +35,10 @@ GAPS = (
     "paper_auc_gap", "paper_mca_gap",
 )  # fmt: skip
 
+_HEADINGS = [heading for _, heading in COMPARED.values()]
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Line = Mapping[str, Any]
 """A line of a table by its columns."""
 
@@ -51,20 +52,14 @@ Against = dict[tuple[str, str, str, str], Line]
 def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
     """Mean and spread over seeds of each row, budget and split that has a run."""
     lines = []
-    for row in experiment.rows:
-        for labels in row.labels or experiment.labels:
-            for split in experiment.splits:
-                runs = _select(results, row.name, labels, split)
-                if not runs:
-                    continue
-                means = {
-                    f"{figure}_mean": average(runs, figure)
-                    for figure in ("auc", "mca", "auc_last20", "mca_last20", "mca_prior")
-                }
-                spreads = {f"{figure}_std": _deviation(runs, figure) for figure in ("auc", "mca")}
-                paper = [*row.paper.get(labels, []), None, None]
-                line = {"method": row.name, "labels": labels, "split": split, "seeds": len(runs), **means, **spreads}
-                lines.append(line | {"paper_auc": paper[0], "paper_mca": paper[1]})
+    for row, labels, split in experiment.places:
+        if runs := _select(results, row.name, labels, split):
+            figures = ("auc", "mca", "auc_last20", "mca_last20", "mca_prior")
+            means = {f"{figure}_mean": average(runs, figure) for figure in figures}
+            spreads = {f"{figure}_std": _deviation(runs, figure) for figure in ("auc", "mca")}
+            paper = [*row.paper.get(labels, []), None, None]
+            line = {"method": row.name, "labels": labels, "split": split, "seeds": len(runs), **means, **spreads}
+            lines.append(line | {"paper_auc": paper[0], "paper_mca": paper[1]})
     return lines
 
 
@@ -120,7 +115,7 @@ def compare(
         return None
     units = shared[0] if len(splits) == 1 else [[pair for pairs in seeds for pair in pairs] for seeds in shared]
     gaps: dict[str, Any] = {"seeds": len(units)}
-    for figure, column in COMPARED.items():
+    for figure, (column, _) in COMPARED.items():
         if any(run.get(column) is None for pairs in units for pair in pairs for run in pair):
             continue  # an older run may not have recorded it
         differences = np.array([mean(own[column] - other[column] for own, other in pairs) for pairs in units])
@@ -186,31 +181,31 @@ def format_page(
             _spread(line["auc_mean"], line["auc_std"]),
             _spread(line["mca_mean"], line["mca_std"]),
             *_points(gap),
-            f"{format_number(line['auc_last20_mean'])} / {format_number(line['mca_last20_mean'])}",
+            _numbers([line["auc_last20_mean"], line["mca_last20_mean"]]),
             format_number(line["mca_prior_mean"]),
-            f"{format_number(average(runs, 'val_auc_last20'))} / {format_number(average(runs, 'val_mca_last20'))}",
+            _numbers(average(runs, f"val_{figure}_last20") for figure in ("auc", "mca")),
         ]
         if seen:
-            cells.append(f"{format_number(average(runs, 'auc_unseen'))} / {format_number(average(runs, 'mca_unseen'))}")
+            cells.append(_numbers(average(runs, f"{figure}_unseen") for figure in ("auc", "mca")))
             cells.append(format_number(average(runs, "mca_leak")))
         if paper:
             known = [line[key] for key in ("paper_auc", "paper_mca") if line[key] is not None]
-            cells += [" / ".join(map(format_number, known)), _paper_points(gap)]
+            cells += [_numbers(known), _paper_points(gap)]
         rows.append([*cells, ", ".join(sorted({_short(run["commit"]) for run in runs}))])
     lines += [*_table(titles, rows), ""]
-    lines += [*_format_against(gaps, "csda", reference), *_format_budgets(experiment, summary, against)]
+    lines += [*_format_csda(gaps, reference), *_format_budgets(experiment, summary, against)]
     lines += [*_format_splits(reference, against), *_format_findings(experiment, results), *_format_missing(missing)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _format_against(gaps: Sequence[Line], title: str, reference: str) -> list[str]:
-    """A section with the differences of one row to all but the first, which has them in its own table."""
+def _format_csda(gaps: Sequence[Line], reference: str) -> list[str]:
+    """A section with the differences of csda to all but the first row; those to it stand in the table."""
     rows = [
         [gap["reference"], gap["labels"], gap["split"], str(gap["seeds"]), *_points(gap)]
         for gap in gaps
-        if gap["method"] == title and gap["labels"] != "all" and gap["reference"] != reference
+        if gap["method"] == "csda" and gap["labels"] != "all" and gap["reference"] != reference
     ]
-    return _section(f"{title} against the others", ["against", "labels", "split", "seeds", "ΔAUC", "ΔMCA"], rows)
+    return _section("csda against the others", ["against", "labels", "split", "seeds", "ΔAUC", "ΔMCA"], rows)
 
 
 def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Against) -> list[str]:
@@ -218,7 +213,7 @@ def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Ag
     if len(experiment.labels) == 1:
         return []
     reference = experiment.rows[0].name
-    titles = ["method", "split", "AUC", "MCA", "paired seeds", *DIFFERENCES]
+    titles = ["method", "split", "AUC", "MCA", "paired seeds", *_HEADINGS]
     titles += ["paper ΔAUC / ΔMCA"] if any("paper_auc_gap" in gap for gap in against.values()) else []
     rows = []
     for row in experiment.rows:
@@ -243,7 +238,7 @@ def _format_splits(reference: str, against: Against) -> list[str]:
     words = (
         "Each split counts as the mean of its seeds; intervals are over splits, here and where the split above is all."
     )
-    return _section("Mean over splits", ["method", "labels", "splits", *DIFFERENCES], rows, words)
+    return _section("Mean over splits", ["method", "labels", "splits", *_HEADINGS], rows, words)
 
 
 def _format_findings(experiment: Experiment, results: Sequence[Line]) -> list[str]:
@@ -263,12 +258,8 @@ def _format_findings(experiment: Experiment, results: Sequence[Line]) -> list[st
 
 
 def _format_missing(missing: Sequence[Line]) -> list[str]:
-    seeds: dict[tuple[str, str, str], list[str]] = {}
-    for line in missing:
-        seeds.setdefault((line["method"], line["split"], line["labels"]), []).append(str(line["seed"]))
-    budgets: dict[tuple[str, str, str], list[str]] = {}
-    for (title, split, labels), some in seeds.items():
-        budgets.setdefault((title, split, ", ".join(some)), []).append(labels)
+    seeds = group(((line["method"], line["split"], line["labels"]), str(line["seed"])) for line in missing)
+    budgets = group(((title, split, ", ".join(some)), labels) for (title, split, labels), some in seeds.items())
     lines = [
         f"- {title}, {', '.join(labels)} labels, split {split}: seeds {some}"
         for (title, split, some), labels in budgets.items()
@@ -285,6 +276,14 @@ def _select(results: Iterable[Line], title: str, labels: str, split: str) -> lis
     return [run for run in results if (run["method"], run["labels"], run["split"]) == (title, labels, split)]
 
 
+def group(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def average(runs: Iterable[Line], figure: str) -> float | None:
     """The mean of a figure over the lines in which it is known."""
     values = [run[figure] for run in runs if run.get(figure) is not None]
@@ -299,6 +298,10 @@ def _deviation(runs: Iterable[Line], figure: str) -> float | None:
 def format_number(value: float | None) -> str:
     """A figure as the pages show it; a dash where it is not known."""
     return "–" if value is None else f"{value:.4f}"
+
+
+def _numbers(values: Iterable[float | None]) -> str:
+    return " / ".join(map(format_number, values))
 
 
 def _spread(value: float | None, deviation: float | None) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from csda.config import RunConfig
-from csda.data.loader import LabeledBatch
 from csda.data.prepared import PreparedData
 from csda.data.records import Dataset, Pixels, Record, Split
 from csda.errors import ConfigError
@@ -32,12 +31,6 @@ def configure_method(method: str, chosen: Mapping[str, Any]) -> RunConfig:
     return configure({key: chosen[key] for key in chosen if key not in known - own} | {"method": method})
 
 
-def refuse_fixed(chosen: Mapping[str, Any]) -> None:
-    """What a benchmark decides itself is not to be chosen."""
-    if fixed := chosen.keys() & {"method", "data", "resident_share"}:
-        raise ConfigError(f"{', '.join(sorted(fixed))} cannot be set here: the benchmark decides it; leave it out")
-
-
 def open_trainer(
     method: str,
     chosen: Mapping[str, Any],
@@ -47,6 +40,8 @@ def open_trainer(
     file: Path | None = None,
 ) -> Trainer:
     """A training of the method, ready to step; with a `file` its pixels stay there, otherwise on the device."""
+    if fixed := chosen.keys() & {"method", "data", "resident_share"}:
+        raise ConfigError(f"{', '.join(sorted(fixed))} cannot be set here: the benchmark decides it; leave it out")
     if torch.cuda.is_available():
         gc.collect()  # trainers before this one are circles of references and hold the device's memory
     config = configure_method(method, {**chosen, "resident_share": 1.0 if file is None else 0.0})
@@ -99,9 +94,3 @@ def images_trained_on(trainer: Trainer) -> int:
         return config.batch_size
     queue = method.refinement.queue if isinstance(method, SelfTraining) else None
     return config.batch_size + (config.unlabeled_batch_size if queue is None else queue.capacity)
-
-
-def batch_trained_on(trainer: Trainer) -> LabeledBatch:
-    """So many labeled images, from the first again where there are too few."""
-    positions = torch.arange(images_trained_on(trainer), device=trainer.device) % len(trainer.parts.labeled)
-    return trainer.parts.labeled.batch(positions)

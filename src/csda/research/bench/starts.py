@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from csda.errors import RunError
 from csda.methods import METHODS
 from csda.research.bench.noise import open_trainer
-from csda.research.bench.timing import Deadline, figure, time_once
+from csda.research.bench.timing import figure, time_once
 from csda.trainer import Trainer
 from csda.training import update
 
@@ -42,7 +42,7 @@ train(settings=json.loads(sys.argv[1]), out=sys.argv[2], reporter=FirstStep())
 """
 
 
-def measure_start(chosen: Mapping[str, Any], data: Path | None, deadline: Deadline) -> dict[str, float]:
+def measure_start(chosen: Mapping[str, Any], data: Path | None) -> dict[str, float]:
     """Seconds from the start of a process to the end of its first step of `csda` on `data`, or on the drawn set.
 
     Compiled kernels, pixels and the files of Python are cached by a first start that does not count. Where `data` is
@@ -50,10 +50,7 @@ def measure_start(chosen: Mapping[str, Any], data: Path | None, deadline: Deadli
     """
     chosen = dict(chosen) if data is None else {"labels": "10%", **chosen, "data": str(data)}
     _start_once(chosen)
-    seconds: list[float] = []
-    while not seconds or (len(seconds) < REPEATS and not deadline.passed):
-        seconds.append(_start_once(chosen))
-    return figure(seconds)
+    return figure([_start_once(chosen) for _ in range(REPEATS)])
 
 
 def _start_once(chosen: Mapping[str, Any]) -> float:
@@ -69,7 +66,7 @@ def _start_once(chosen: Mapping[str, Any]) -> float:
     return seconds
 
 
-def measure_seeds(method: str, chosen: Mapping[str, Any], deadline: Deadline) -> dict[str, float]:
+def measure_seeds(method: str, chosen: Mapping[str, Any]) -> dict[str, float]:
     """How many times faster eight seeds are side by side than one after the other.
 
     Each trains an epoch and is evaluated, in a thread and, on a GPU, a stream of its own, as a launched grid does it.
@@ -77,16 +74,12 @@ def measure_seeds(method: str, chosen: Mapping[str, Any], deadline: Deadline) ->
     trainers = [open_trainer(method, {**chosen, "seed": seed}) for seed in range(SEEDS)]
     for trainer in trainers:
         _train_epoch(trainer)
-    speedups: list[float] = []
-    while not speedups or (len(speedups) < REPEATS and not deadline.passed):
-        in_turn = time_once(lambda: _train_epochs(trainers, threads=1))
-        speedups.append(in_turn / time_once(lambda: _train_epochs(trainers, threads=SEEDS)))
-    return figure(speedups)
 
+    def train(threads: int) -> None:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(_train_epoch, trainers))
 
-def _train_epochs(trainers: Sequence[Trainer], threads: int) -> None:
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(_train_epoch, trainers))
+    return figure([time_once(lambda: train(1)) / time_once(lambda: train(SEEDS)) for _ in range(REPEATS)])
 
 
 def _train_epoch(trainer: Trainer) -> None:

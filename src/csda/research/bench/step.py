@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,13 +17,11 @@ from csda.errors import ConfigError
 from csda.fast.streaming import AHEAD
 from csda.methods import METHODS
 from csda.methods.base import StepOutput
-from csda.methods.self_training import SelfTraining
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
-from csda.research.bench.compiled import measure_compiled
-from csda.research.bench.noise import CLASSES, batch_trained_on, open_trainer, refuse_fixed, stepper
+from csda.research.bench.noise import CLASSES, images_trained_on, open_trainer, stepper
 from csda.research.bench.starts import measure_seeds, measure_start
-from csda.research.bench.timing import Action, Deadline, Times, as_graph, describe_machine, figure, time_in_turn
+from csda.research.bench.timing import Action, describe_machine, figure, ratios, time_in_turn
 from csda.research.bench.torch_loader import measure_loader
 from csda.research.bench.work import (
     Work,
@@ -35,7 +35,7 @@ from csda.research.bench.work import (
 from csda.trainer import Trainer
 from csda.training import configure, update
 
-PARTS = ("streamed", "seeds", "methods", "compiled", "start", "loader")
+PARTS = ("streamed", "seeds", "methods", "start", "loader")
 """What is measured beside the steps of `csda` and `nm`, in this order."""
 
 STREAMED = 1_000_000
@@ -49,75 +49,50 @@ def bench_step(
     rounds: int = 15,
     seconds: float = 120.0,
 ) -> Iterator[dict[str, Any]]:
-    """The step of `csda` against the bare step, its parts and the device, that of `nm`, then `parts`, by default all.
+    """The step of `csda` against the bare step and the device, that of `nm`, then `parts`, by default all.
 
-    Gives the figures so far after each part. `chosen` are settings as `csda train` takes them, the preset among them;
-    `data` is a folder whose files the loader and the processes that are started read. What the deadline of so many
-    `seconds` leaves no time for is named under `left_out`.
+    Gives the figures so far after each of them. `chosen` are settings as `csda train` takes them, the preset among
+    them; `data` is a folder whose files the loader and the processes that are started read. What is not begun within so
+    many `seconds` is named under `left_out`.
     """
+    end = time.monotonic() + seconds
     parts = parts or PARTS
     if unknown := [part for part in parts if part not in PARTS]:
         raise ConfigError(f"{', '.join(unknown)} is no part of this; choose among {', '.join(PARTS)}")
-    refuse_fixed(chosen)
     config = configure(chosen)
     with backends(choose_device(config.device), config.precision):
-        yield from _measure(chosen, parts, data, rounds, Deadline(seconds))
-
-
-def _measure(
-    chosen: Mapping[str, Any], parts: Sequence[str], data: Path | None, rounds: int, deadline: Deadline
-) -> Iterator[dict[str, Any]]:
-    figures = _measure_csda(chosen, rounds, deadline)
-    _measure_method("nm", chosen, figures, rounds, deadline)
-    figures |= {"nm_like_step_ms": figures["method_step_ms"]["nm"], "left_out": []}
-    yield figures
-    for part in parts:
-        if deadline.passed:
-            figures["left_out"].append(part)
-        elif part == "streamed":
-            figures["streamed_over_resident"] = _measure_streamed(chosen, rounds, deadline)
-        elif part == "seeds":
-            figures["eight_seeds_speedup"] = measure_seeds("baseline", chosen, deadline)
-            figures["eight_seeds_speedup_csda"] = measure_seeds("csda", chosen, deadline)
-        elif part == "methods":
-            for name in [name for name in METHODS if name not in figures["method_step_ms"]]:
-                if deadline.passed:
-                    figures["left_out"].append(name)
-                else:
-                    _measure_method(name, chosen, figures, rounds, deadline)
-        elif part == "compiled":
-            try:
-                figures["compiled"] = measure_compiled(chosen, rounds, deadline)
-            except RuntimeError as error:  # no compiler here, or one that torch does not get on with
-                figures["left_out"].append(f"compiled ({str(error).splitlines()[0]})")
-        elif part == "start":
-            figures["second_start_s"] = measure_start(chosen, data, deadline)
-        elif part == "loader":
-            with tempfile.TemporaryDirectory() as folder:
-                figures["loader_step_ms"] = measure_loader(chosen, Path(folder), data)
-            figures["loader_over_nm_like"] = figures["loader_step_ms"]["mean"] / figures["nm_like_step_ms"]["mean"]
+        figures = _measure_csda(chosen, rounds)
+        _measure_method("nm", chosen, figures, rounds)
         yield figures
+        others = [name for name in METHODS if name not in figures["method_step_ms"]]
+        for name in [name for part in parts for name in (others if part == "methods" else [part])]:
+            if time.monotonic() >= end:
+                figures["left_out"].append(name)
+            elif name == "streamed":
+                figures["streamed_over_resident"] = _measure_streamed(chosen, rounds)
+            elif name == "seeds":
+                figures["eight_seeds_speedup"] = measure_seeds("baseline", chosen)
+                figures["eight_seeds_speedup_csda"] = measure_seeds("csda", chosen)
+            elif name == "start":
+                figures["second_start_s"] = measure_start(chosen, data)
+            elif name == "loader":
+                with tempfile.TemporaryDirectory() as folder:
+                    figures["loader_step_ms"] = measure_loader(chosen, Path(folder), data)
+            else:
+                _measure_method(name, chosen, figures, rounds)
+            yield figures
 
 
-def _measure_csda(chosen: Mapping[str, Any], rounds: int, deadline: Deadline) -> dict[str, Any]:
+def _measure_csda(chosen: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """The step of `csda`, the bare step and the device in the same rounds, and what the two steps need at least."""
     trainer = open_trainer("csda", chosen)
-    trainer.method.begin(trainer.model, trainer.parts.labeled, trainer.parts.unlabeled)
     config, device = trainer.config, trainer.device
     copy, copied_bytes = copying(device)
     multiply, multiply_operations = multiplying(device, config.precision)
-    actions = {
-        "step": stepper(trainer),
-        "update": bare_stepper(trainer),
-        **_parts_of_a_step(trainer),
-        "copy": as_graph(copy, device, trainer.parts.labeled.generator),
-        "matrix product": as_graph(multiply, device, trainer.parts.labeled.generator),
-    }
-    times = time_in_turn(actions, device, rounds, deadline)
-    shares = {name: times.ratio(name, "step") for name in ("augmentation", "alignment", "queue", "update")}
-    shares["teacher"] = times.ratio("teacher pass", "step") + times.ratio("teacher average", "step")
-    shares["rest"] = 1.0 - sum(shares.values())
-    bandwidth = copied_bytes / times.median("copy") * 1e3
-    rate = multiply_operations / times.median("matrix product") * 1e3
+    actions = {**_steps(trainer), "copy": copy, "matrix product": multiply}
+    times = time_in_turn(actions, device, rounds)
+    bandwidth = copied_bytes / median(times["copy"]) * 1e3
+    rate = multiply_operations / median(times["matrix product"]) * 1e3
     bare, full = count_work(config)
     return {
         **describe_machine(device),
@@ -127,106 +102,48 @@ def _measure_csda(chosen: Mapping[str, Any], rounds: int, deadline: Deadline) ->
             "capacity": config.method_settings["capacity"],
             "remark": trainer.engine.remark,
         },
-        "bare_step_ms": times.figure("update"),
-        "csda_step_ms": times.figure("step"),
-        "csda_over_bare_and_teacher": times.ratio("step", "update", "teacher pass"),
-        "part_ms": {name: times.figure(name) for name in actions if name not in ("step", "update")},
-        "share": shares,
-        "alignment_and_queue_share": shares["alignment"] + shares["queue"],
-        "method_step_ms": {"csda": times.figure("step")},
-        "method_over_bare": {"csda": times.ratio("step", "update")},
-        "images_per_second": {"csda": _images_per_second(trainer, times)},
+        "bare_step_ms": figure(times["update"]),
+        "method_step_ms": {"csda": figure(times["step"])},
+        "method_over_bare": {"csda": median(ratios(times, "step", "update"))},
         "copy_gigabytes_per_second": bandwidth / 1e9,
         "matrix_teraflops": rate / 1e12,
-        "bare_step": _achieved(bare, times.median("update"), bandwidth, rate),
-        "csda_step": _achieved(full, times.median("step"), bandwidth, rate),
+        "bare_step": _achieved(bare, median(times["update"]), bandwidth, rate),
+        "csda_step": _achieved(full, median(times["step"]), bandwidth, rate),
+        "left_out": [],
     }
 
 
-def _measure_method(
-    name: str, chosen: Mapping[str, Any], figures: dict[str, Any], rounds: int, deadline: Deadline
-) -> None:
+def _measure_method(name: str, chosen: Mapping[str, Any], figures: dict[str, Any], rounds: int) -> None:
     """Enter a method's step, and that over the bare step on as many images as it trains on."""
     trainer = open_trainer(name, chosen)
-    trainer.method.begin(trainer.model, trainer.parts.labeled, trainer.parts.unlabeled)
-    actions = {"step": stepper(trainer), "update": bare_stepper(trainer)}
-    times = time_in_turn(actions, trainer.device, rounds, deadline)
-    figures["method_step_ms"][name] = times.figure("step")
-    figures["method_over_bare"][name] = times.ratio("step", "update")
-    figures["images_per_second"][name] = _images_per_second(trainer, times)
+    times = time_in_turn(_steps(trainer), trainer.device, rounds)
+    figures["method_step_ms"][name] = figure(times["step"])
+    figures["method_over_bare"][name] = median(ratios(times, "step", "update"))
 
 
-def _measure_streamed(chosen: Mapping[str, Any], rounds: int, deadline: Deadline) -> dict[str, float]:
+def _measure_streamed(chosen: Mapping[str, Any], rounds: int) -> dict[str, float]:
     """The step of `csda` with many unlabeled images that stay in a file, over that with few on the device."""
     with tempfile.TemporaryDirectory() as folder:
         resident = open_trainer("csda", chosen)
         streamed = open_trainer("csda", chosen, unlabeled=STREAMED, file=Path(folder) / "pixels")
         actions = {"resident": stepper(resident), "streamed": stepper(streamed)}
-        times = time_in_turn(actions, resident.device, rounds, deadline, prepared=AHEAD)
-        return figure(times.ratios("streamed", "resident"))
+        times = time_in_turn(actions, resident.device, rounds, prepared=AHEAD)
+        return figure(ratios(times, "streamed", "resident"))
 
 
-def _images_per_second(trainer: Trainer, times: Times) -> float:
-    """New images, labeled and unlabeled, that a step looks at."""
-    config = trainer.config
-    unlabeled = config.unlabeled_batch_size if METHODS[config.method].uses_unlabeled else 0
-    return 1e3 * (config.batch_size + unlabeled) / times.median("step")
-
-
-def bare_stepper(trainer: Trainer) -> Action:
-    """Forward, backward and update of the student on as many images as the method trains on, already augmented."""
-    batch = batch_trained_on(trainer)
+def _steps(trainer: Trainer) -> dict[str, Action]:
+    """A step of the method that has begun; and forward, backward and update of the student on as many images as it
+    trains on, labeled ones, from the first again where there are too few, already augmented."""
+    trainer.method.begin(trainer.model, trainer.parts.labeled, trainer.parts.unlabeled)
+    positions = torch.arange(images_trained_on(trainer), device=trainer.device) % len(trainer.parts.labeled)
+    batch = trainer.parts.labeled.batch(positions)
     with trainer.engine.arithmetic():
         images = batch.weak()
 
     def compute() -> StepOutput:
         return StepOutput(trainer.method.labeled_loss(trainer.model(images), batch.targets))
 
-    return lambda: trainer.engine.run(update, trainer, compute)
-
-
-def _parts_of_a_step(trainer: Trainer) -> dict[str, Action]:
-    """What a step of `csda` consists of beside the update, each alone on inputs of the same shapes."""
-    parts, model, method, device = trainer.parts, trainer.model, trainer.method, trainer.device
-    assert isinstance(method, SelfTraining)
-    queue = method.refinement.queue
-    assert queue is not None
-    labeled_indices, unlabeled_indices, *_ = next(trainer.sample(1))
-    labeled, unlabeled = parts.labeled.batch(labeled_indices), parts.unlabeled.batch(unlabeled_indices)
-    queued_indices, _, _ = queue.contents()
-    with trainer.engine.arithmetic():
-        labeled_images, unlabeled_images = labeled.weak(), unlabeled.weak()
-        labeled_probs, unlabeled_probs = method.predict(model, labeled_images), method.predict(model, unlabeled_images)
-    seen = [labeled_images, unlabeled_images] if method.settings.labeled_from == "teacher" else [unlabeled_images]
-    aligned = method.refinement.refine(unlabeled_probs)
-
-    def augment() -> None:
-        parts.labeled.batch(labeled_indices).weak()
-        parts.unlabeled.batch(unlabeled_indices).weak()
-        parts.unlabeled.batch(queued_indices).weak()
-
-    def align() -> None:
-        method.refinement.observe_labeled(labeled_probs, labeled.targets)
-        method.refinement.refine(unlabeled_probs)
-
-    def keep_queue() -> None:
-        method.refinement.push(unlabeled, aligned)
-        queue.contents()
-
-    def alone(action: Action) -> Action:
-        def without_gradient() -> None:
-            with torch.no_grad(), trainer.engine.arithmetic():
-                action()
-
-        return as_graph(without_gradient, device, parts.labeled.generator)
-
-    return {
-        "augmentation": alone(augment),
-        "teacher pass": alone(lambda: method.predict(model, *seen)),
-        "teacher average": alone(lambda: model.update_teacher(method.settings.teacher_momentum)),
-        "alignment": alone(align),
-        "queue": alone(keep_queue),
-    }
+    return {"step": stepper(trainer), "update": lambda: trainer.engine.run(update, trainer, compute)}
 
 
 def count_work(config: RunConfig) -> tuple[Work, Work]:

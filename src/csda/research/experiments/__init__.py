@@ -62,6 +62,13 @@ class Experiment(Settings):
     rows: list[Row]
     on: dict[str, Variant] = Field(default_factory=dict)
 
+    @property
+    def places(self) -> list[tuple[Row, str, str]]:
+        """Every row at each of its budgets on each split, in the order of the tables."""
+        return [
+            (row, labels, split) for row in self.rows for labels in row.labels or self.labels for split in self.splits
+        ]
+
 
 def read_experiment(name: str) -> tuple[str, Experiment]:
     """An experiment of this folder by its name, or any by its file."""

@@ -1,6 +1,6 @@
 """The pictures of docs/explanation/method.md, drawn from numbers that the package itself computes.
 
-    python -m csda.report.explain docs/explanation/pictures
+    python -m csda.research.explain docs/explanation/pictures
 
 The example has three classes, from common to rare. Row i of `LABELED` is λ_i^x and row i of `UNLABELED` is λ_i^u.
 """
