@@ -16,6 +16,7 @@ from csda.data.loader import Batch, ImagePool
 from csda.errors import ConfigError
 from csda.methods import METHODS
 from csda.methods.self_training import SelfTraining
+from csda.models.backbones import BACKBONES
 from reference.cases import OnDevice
 from reference.trainings import CLASSES, Training, make_training
 
@@ -117,6 +118,18 @@ def test_loss_and_gradients_are_finite_and_reach_all_that_is_trained(
                 assert parameter.grad is not None, f"nothing trains {owner}.{parameter_name}"
     training.method.end_epoch(training.model, training.labeled_set, training.pool)
     assert all(value.isfinite().all() for value in training.method.history().values())
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_every_backbone(name: str, backbone: str) -> None:
+    training = _begun(name, {}, False, backbone=backbone)
+    before = {key: value.clone() for key, value in training.model.state_dict().items()}
+    _update(training, 1)
+    _assert_finite(training)
+    for key, value in training.model.named_parameters():
+        assert key.startswith("teacher.") or not torch.equal(value, before[key]), f"nothing trains {key}"
+    training.method.end_epoch(training.model, training.labeled_set, training.pool)
 
 
 @every_method
