@@ -6,7 +6,7 @@ is made of the same. The normalisation of images is the network's first layer, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -131,3 +131,14 @@ def build_stages(
 def mobilenet_v2(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
     """MobileNetV2 of width 1 without its classifier, images of any size to 1,280 features."""
     return build_stages(Normalize(*_NORMALIZATION), _STAGES, dropout, tensorflow=False)
+
+
+def torchvision_names() -> Iterator[str]:
+    """torchvision's names of the convolutions and norms, in the order of the network."""
+    yield from ("features.0.0", "features.0.1")
+    expansions = [group.expansion for stage in _STAGES for group in stage for _ in range(group.blocks)]
+    for number, expansion in enumerate(expansions, start=1):
+        active = 1 if expansion == 1 else 2
+        layers = [*(f"{layer}.{part}" for layer in range(active) for part in (0, 1)), active, active + 1]
+        yield from (f"features.{number}.conv.{layer}" for layer in layers)
+    yield from (f"features.{len(expansions) + 1}.0", f"features.{len(expansions) + 1}.1")
