@@ -165,7 +165,15 @@ def test_unlabeled_images_have_no_labels() -> None:
 
 @every_method
 def test_nothing_is_copied_to_the_host_within_a_step(name: str, settings: dict[str, Any], multi_label: bool) -> None:
-    training = _begun(name, settings, multi_label)
+    _step_on_device(_begun(name, settings, multi_label))
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_nothing_is_copied_to_the_host_by_a_backbone(backbone: str) -> None:
+    _step_on_device(_begun("csda", {}, False, backbone=backbone))
+
+
+def _step_on_device(training: Training) -> None:
     labeled, unlabeled, progress = torch.arange(6), torch.arange(5), torch.tensor(0.5)
     with OnDevice():
         output = training.method.step(
