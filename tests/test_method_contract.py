@@ -16,6 +16,7 @@ from csda.data.loader import Batch, ImagePool
 from csda.errors import ConfigError
 from csda.methods import METHODS
 from csda.methods.self_training import SelfTraining
+from csda.models.backbones import BACKBONES
 from reference.cases import OnDevice
 from reference.trainings import CLASSES, Training, make_training
 
@@ -119,6 +120,18 @@ def test_loss_and_gradients_are_finite_and_reach_all_that_is_trained(
     assert all(value.isfinite().all() for value in training.method.history().values())
 
 
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_every_backbone(name: str, backbone: str) -> None:
+    training = _begun(name, {}, False, backbone=backbone)
+    before = {key: value.clone() for key, value in training.model.state_dict().items()}
+    _update(training, 1)
+    _assert_finite(training)
+    for key, value in training.model.named_parameters():
+        assert key.startswith("teacher.") or not torch.equal(value, before[key]), f"nothing trains {key}"
+    training.method.end_epoch(training.model, training.labeled_set, training.pool)
+
+
 @every_method
 def test_no_gradient_goes_through_a_pseudo_label(
     name: str, settings: dict[str, Any], multi_label: bool, monkeypatch: pytest.MonkeyPatch
@@ -152,7 +165,15 @@ def test_unlabeled_images_have_no_labels() -> None:
 
 @every_method
 def test_nothing_is_copied_to_the_host_within_a_step(name: str, settings: dict[str, Any], multi_label: bool) -> None:
-    training = _begun(name, settings, multi_label)
+    _step_on_device(_begun(name, settings, multi_label))
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_nothing_is_copied_to_the_host_by_a_backbone(backbone: str) -> None:
+    _step_on_device(_begun("csda", {}, False, backbone=backbone))
+
+
+def _step_on_device(training: Training) -> None:
     labeled, unlabeled, progress = torch.arange(6), torch.arange(5), torch.tensor(0.5)
     with OnDevice():
         output = training.method.step(

@@ -14,9 +14,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +24,8 @@ from sklearn.metrics import recall_score, roc_auc_score
 
 from csda import runs
 from csda.errors import RunError
-from csda.progress import Reporter
 from csda.runs import Run, held, write_csv
-from tiny import COUNTS, train_tiny
+from tiny import COUNTS, InterruptedReporter, train_tiny
 
 FILES = {
     "config.toml",
@@ -43,17 +41,6 @@ FILES = {
     "result.json",
     "tensorboard",
 }
-
-
-class InterruptedReporter(Reporter):
-    """Presses Ctrl-C when an epoch has ended."""
-
-    def __init__(self, epoch: int) -> None:
-        self.last = epoch
-
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        if row["epoch"] == self.last:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")

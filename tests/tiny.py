@@ -32,6 +32,17 @@ QUEUE: dict[str, Any] = {"capacity": 16, "refresh_batch_size": 16}
 LABELS = "15"
 
 
+class InterruptedReporter(Reporter):
+    """Presses Ctrl-C when an epoch has ended."""
+
+    def __init__(self, epoch: int) -> None:
+        self.last = epoch
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        if row["epoch"] == self.last:
+            raise KeyboardInterrupt
+
+
 def make_images(folder: Path) -> Path:
     """One folder a class; the classes differ in colour, and overlap."""
     generator = np.random.default_rng(0)

@@ -97,6 +97,11 @@ class Run:
         return (self.folder / "environment.json").is_file()
 
     @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to go on from."""
+        return self._path("checkpoint.pt").exists()
+
+    @property
     def finished(self) -> bool:
         return (self.folder / "result.json").is_file()
 
@@ -248,7 +253,7 @@ class Run:
         import torch
 
         path = self._path("checkpoint.pt")
-        if not path.exists():
+        if not self.has_checkpoint:
             return None
         way_out = f"delete {path.name} to start this run from the beginning, or restore the file"
         try:

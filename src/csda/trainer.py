@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
@@ -69,10 +69,17 @@ class History:
 class Trainer:
     """One training: data on the device, model, method, optimiser.
 
-    Of several `ranks` each has a trainer; all do the same, and the first one writes.
+    Of several `ranks` each has a trainer; all do the same, and the first one writes. The encoder begins with `weights`,
+    or where there are none with random ones.
     """
 
-    def __init__(self, config: RunConfig, data: PreparedData, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        data: PreparedData,
+        ranks: Ranks | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.config, self.data, self.ranks = config, data, ranks or Ranks()
         dataset, split = data.dataset, data.split
         if config.threads:
@@ -92,6 +99,8 @@ class Trainer:
         with _INITIAL_WEIGHTS:
             torch.default_generator.manual_seed(_seed(config.seed, 0))
             encoder = build_encoder(config.backbone, config.image_size, channels, config.dropout)
+            if weights is not None:
+                encoder.load_state_dict(weights)
             self.task = Task(
                 classes,
                 dataset.multi_label,

@@ -22,6 +22,7 @@ from csda.errors import ConfigError, RunError
 from csda.methods import METHODS
 from csda.methods.base import StepOutput
 from csda.models.backbones import check_encoder
+from csda.models.weights import read_weights
 from csda.progress import EventWriter, Reporter, choose_reporter
 from csda.runs import Run, held, require_unused
 from csda.trainer import Trainer
@@ -61,10 +62,11 @@ def train(
             reporter.note(f"{run.folder}: this run has already finished")
             return run
         require_possible(config, ranks)
+        weights = ranks.from_first(lambda: _first_weights(config, run))
         begun = run.beginning if run is not None else None
         prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth, begun=begun)
         with using(choose_device(config.device, ranks.local_rank), config.precision):
-            trainer = Trainer(config, prepared, ranks)
+            trainer = Trainer(config, prepared, ranks, weights)
             run = run or ranks.from_first(lambda: trainer.create_run(folder))
             return fit(trainer, run, reporter)
 
@@ -195,6 +197,13 @@ def _open_folder(
         return folder, config, run if run.begun else None
     require_unused(folder)
     return folder, config or configure(chosen), None
+
+
+def _first_weights(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
+    """What the encoder begins with if it is not random; a run that goes on has all in its checkpoint."""
+    if run is not None and run.has_checkpoint:
+        return None
+    return read_weights(config.backbone, config.pretrained, config.weights)
 
 
 def _hold_new_folder(config: RunConfig, stack: ExitStack) -> Path:

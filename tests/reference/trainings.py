@@ -12,7 +12,7 @@ from csda.data.augment import Augmentation
 from csda.data.loader import ImagePool, LabeledSet
 from csda.methods import METHODS, build_method
 from csda.methods.base import Method, StepOutput, Task
-from csda.models.alexnet import alexnet
+from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 
 CLASSES = 4
@@ -52,6 +52,7 @@ def make_training(
     name: str,
     *,
     multi_label: bool = False,
+    backbone: str = "alexnet",
     image_size: int = 32,
     device: str = "cpu",
     labels: Tensor | None = None,
@@ -68,7 +69,7 @@ def make_training(
     own = {key: value for key, value in entry.defaults.items() if key in entry.settings.model_fields}
     if "capacity" in entry.settings.model_fields:
         own["capacity"] = 8
-    encoder = alexnet(image_size, 3)
+    encoder = build_encoder(backbone, image_size, 3, dropout=0.5)
     task = Task(
         CLASSES,
         multi_label,

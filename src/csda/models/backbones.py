@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from csda.errors import ConfigError
 from csda.models.alexnet import alexnet
 from csda.models.dropout import Dropout
+from csda.models.efficientnet import efficientnet_lite0
 from csda.models.encoder import Encoder
+from csda.models.mobilenet import mobilenet_v2
 
 
 class ResidualBlock(nn.Module):
@@ -47,6 +49,8 @@ def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
 BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {
     "alexnet": alexnet,
     "resnet18": resnet18,
+    "efficientnet_lite0": efficientnet_lite0,
+    "mobilenet_v2": mobilenet_v2,
 }
 
 
