@@ -59,6 +59,6 @@ def test_a_table_is_trained_and_a_step_is_timed(site: Path, tiny_images: Path, t
     _run(site, tmp_path, "-m", "csda", "reproduce", "grid.toml", f"--data={tiny_images}", "--fresh", *small, *short)
     about = json.loads((tmp_path / "results" / "grid" / "meta.json").read_text(encoding="utf-8"))
     assert (about["runs"], about["commit"]) == (1, ["0123456"])
-    few = ["--unlabeled=100", "--classes=3", "--capacity=16", "--rounds=1", "--seconds=0"]
+    few = ["--rounds=1", "--seconds=0"]
     _run(site, tmp_path, "-m", "csda", "bench", "scale", "--preset=quick", *small, *few, "--out=step.json")
     assert json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))["commit"] == "0123456"
