@@ -170,16 +170,15 @@ def _count(dataset: Dataset) -> tuple[Count, ...]:
 
 
 def _remark_duplicates(duplicates: Sequence[Sequence[Record]], split: Split | None) -> list[str]:
-    remarks = []
-    contrary = [same for same in duplicates if len({record.label for record in same} - {None}) > 1]
-    if contrary:
-        remarks.append(f"duplicates with different labels: {len(contrary)}, {_name(contrary[0])} for one")
-    if split is not None:
-        held_out = {record.id: part for part in ("val", "test") for record in getattr(split, part)}
-        crossing = [same for same in duplicates if len({held_out.get(record.id) for record in same}) > 1]
-        if crossing:
-            remarks.append(f"duplicates in different parts of the split: {len(crossing)}, {_name(crossing[0])} for one")
-    return remarks
+    parts = () if split is None else (("val", split.val), ("test", split.test))
+    held_out = {record.id: part for part, members in parts for record in members}
+    found = {
+        "with different labels": [s for s in duplicates if len({record.label for record in s} - {None}) > 1],
+        "in different parts of the split": [
+            s for s in duplicates if len({held_out.get(record.id) for record in s}) > 1
+        ],
+    }
+    return [f"duplicates {what}: {len(some)}, {_name(some[0])} for one" for what, some in found.items() if some]
 
 
 def _name(same: Sequence[Record]) -> str:
@@ -187,13 +186,10 @@ def _name(same: Sequence[Record]) -> str:
 
 
 def _remark_published(counts: Sequence[Count]) -> list[str]:
-    known = [count for count in counts if count.published is not None]
-    differing = [count.name for count in known if count.differs]
-    if not known:
-        return []
-    if not differing:
-        return ["all counts are the published ones"]
-    return [f"{len(differing)} of {len(known)} counts differ from the published ones: the set is not whole, or another"]
+    known = sum(count.published is not None for count in counts)
+    if differing := sum(count.differs for count in counts):
+        return [f"{differing} of {known} counts differ from the published ones: the set is not whole, or another"]
+    return ["all counts are the published ones"] if known else []
 
 
 def _list_facts(

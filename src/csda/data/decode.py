@@ -46,7 +46,6 @@ IMAGE_SUFFIXES = frozenset(
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
 
-
 GREY_WITHIN = 3
 """Levels by which channels differ at most where a JPEG's two colour planes are off by one."""
 
@@ -89,7 +88,9 @@ def read_header(path: Path) -> Header:
     try:
         with _opened(path) as file:
             if _is_dicom(path, file):
-                return _dicom_header(_read_dicom(file, stop_before_pixels=True))
+                dicom = _read_dicom(file, stop_before_pixels=True)
+                grey = dicom.PhotometricInterpretation.startswith("MONOCHROME")
+                return Header("DICOM", dicom.Columns, dicom.Rows, grey)
             with Image.open(file) as image:
                 return _header(image)
     except Exception as error:
@@ -246,10 +247,6 @@ def _read_dicom(file: BinaryIO, stop_before_pixels: bool = False) -> Any:
         raise _RefusedError(f"has {dicom.NumberOfFrames} frames; save the one you mean as a file of its own")
     _check_size(dicom.Columns, dicom.Rows)
     return dicom
-
-
-def _dicom_header(dicom: Any) -> Header:
-    return Header("DICOM", dicom.Columns, dicom.Rows, dicom.PhotometricInterpretation.startswith("MONOCHROME"))
 
 
 def _dicom_image(file: BinaryIO) -> Image.Image:

@@ -71,10 +71,8 @@ def _video(image: str) -> str | None:
 
 def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
     """Parts by the official lists; these have class names of their own, each of which must stand for one folder."""
-    if len(lists) != 2:
-        raise DataError(
-            f"{lists[0].parent}: expected two lists, one to train on and one for the test, not {len(lists)}"
-        )
+    if len(lists) != len(PARTS):
+        raise DataError(f"{lists[0].parent}: expected two lists, to train on and for the test, not {len(lists)}")
     by_frame: dict[str, list[Record]] = defaultdict(list)
     for record in dataset.records:
         by_frame[_frame(record.id)].append(record)
@@ -99,10 +97,6 @@ def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
             raise DataError(f"{where}: {frame} is in both lists")
     kept = {label: position for position, label in enumerate(sorted(set(meant.values())))}
     listed = dataset.in_parts(parts)
-    return replace(
-        listed,
-        classes=tuple(name for label, name in enumerate(dataset.classes) if label in kept),
-        records=tuple(
-            replace(record, label=kept[record.label]) for record in listed.records if record.label is not None
-        ),
-    )
+    records = (replace(record, label=kept[record.label]) for record in listed.records if record.label is not None)
+    classes = (name for label, name in enumerate(dataset.classes) if label in kept)
+    return replace(listed, classes=tuple(classes), records=tuple(records))

@@ -193,11 +193,10 @@ def list_split(split: Split, classes: Sequence[str]) -> Iterator[SplitRow]:
 def read_rows(path: Path) -> list[tuple[int, SplitRow]]:
     """The lines of a split CSV with their numbers; one that a person wrote may lack the columns label and group."""
     table = read_table(path)
-    at = [table.require("id"), table.require("split"), table.position("label"), table.position("group")]
-    cells_of = ([cells[position] if position is not None else "" for position in at] for _, cells in table.rows)
+    id_at, *others = table.require("id"), table.require("split"), table.position("label"), table.position("group")
     return [
-        (row, SplitRow(image, *(cell.strip() for cell in others)))
-        for (row, _), (image, *others) in zip(table.rows, cells_of, strict=True)
+        (row, SplitRow(cells[id_at], *("" if place is None else cells[place].strip() for place in others)))
+        for row, cells in table.rows
     ]
 
 
@@ -332,10 +331,9 @@ def _strata(record: Record) -> tuple[int, ...]:
 
 
 def _count_strata(units: Iterable[_Unit]) -> dict[int, int]:
-    total: dict[int, int] = defaultdict(int)
+    total: Counter[int] = Counter()
     for unit in units:
-        for stratum, count in unit.counts.items():
-            total[stratum] += count
+        total.update(unit.counts)
     return dict(sorted(total.items()))
 
 
