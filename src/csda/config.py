@@ -125,11 +125,9 @@ class RunConfig(Settings):
         512, ge=1, le=65_536, description="images at a time when the network is scored"
     )
 
-    backbone: Text = Field("alexnet", description="alexnet (the paper's), resnet18, efficientnet_lite0 or mobilenet_v2")
-    pretrained: bool = Field(False, description="begin with the ImageNet weights that csda[pretrained] installs")
-    weights: Text | None = Field(
-        None, description="file to begin with: torchvision's for mobilenet_v2, timm's for efficientnet_lite0"
-    )
+    backbone: Text = Field("alexnet", description="network; the paper has alexnet")
+    pretrained: Annotated[bool, DETAIL] = Field(False, description="begin with the weights of csda[pretrained]")
+    weights: Annotated[Text | None, DETAIL] = Field(None, description="file of weights to begin with")
     dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="share of features that a step leaves out")
     lr: float = Field(0.0128, gt=0, le=100, description="learning rate, for mean losses")
     lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at a decay")
