@@ -50,6 +50,10 @@ CIRCUMSTANCES = (
 )
 """Settings that say how a run is executed, or only name others, and so do not tell two runs apart."""
 
+LATER = {"pretrained": False}
+"""Settings that came after the first tables, with the value that all runs had before; at that value they are left out
+of an identity, so that the settings of those tables keep their digest."""
+
 PLACES = ("data", "labels", "split", "split_by", "split_seed", "seed")
 """Settings that a line of a table has columns for, or that its split stands for."""
 
@@ -96,6 +100,7 @@ def identify(config: RunConfig, contents: Contents) -> Identity:
     """What a run computes: its resolved settings, and the contents of its data in the place of their names."""
     values = config.model_dump(mode="json", exclude_none=True, exclude={"data", "split", *CIRCUMSTANCES})
     own = values.pop("method_settings")
+    values = {name: value for name, value in values.items() if name not in LATER or value != LATER[name]}
     return {**contents, **values, **own}
 
 
