@@ -126,7 +126,7 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
         (["--seed", "1", "--set", "seed=2"], "seed is given twice"),
         (["--seed", "-1"], "seed = -1"),
         (["--method", "cdsa"], "method = 'cdsa' is unknown; choose one of"),
-        (["--preset", "fast"], "preset = 'fast' is unknown; choose one of paper, default, quick"),
+        (["--preset", "fast"], "preset = 'fast' is unknown; choose one of paper, default, strong, quick"),
         (["--source", "radiology"], "source = 'radiology' is unknown; choose one of"),
         (["--set", "device=tpu"], "device = 'tpu' is unknown; give auto, cpu or cuda"),
         (["--labels", "100000"], "100000"),
@@ -171,10 +171,42 @@ def test_images_that_cannot_be_read_are_named(csda: Command, tiny_run: Run, tmp_
     Image.new("RGB", (8, 8)).save(tmp_path / "good.png")
     (tmp_path / "empty").mkdir()
     run, out = tiny_run.folder, tmp_path / "table.csv"
-    for name, problem in (("absent.png", "does not exist"), ("broken.png", "is not an image in a known format")):
-        _refused(csda("predict", run, "good.png", name, "--out", out), f"{name}: {problem}")
     _refused(csda("predict", run, "empty", "--out", out), "empty: no images there")
     assert not out.exists()
+    names = ["absent.png", "good.png", "broken.png", "good.png"]
+    code, printed, said = csda("predict", run, *names)
+    assert (code, said) == (1, "csda: 2 of 4 files could not be used; see the last column\n")
+    header, *rows = csv.reader(printed.splitlines())
+    assert header == ["image", "predicted", *tiny_run.classes, "error"]
+    assert [row[0] for row in rows] == names
+    assert "absent.png: does not exist" in rows[0][-1]
+    assert "broken.png: is not an image in a known format" in rows[2][-1]
+    assert not any("".join(row[1:-1]) for row in rows[::2])
+    alone = next(csv.reader(csda("predict", run, "good.png")[1].splitlines()[1:]))
+    assert [row[:-1] for row in rows[1::2]] == [alone, alone]
+    code, printed, _ = csda("predict", run, *names, "--out", out)
+    assert (code, printed, len(out.read_text().splitlines())) == (1, f"2 predictions in {out}\n", 5)
+
+
+def test_a_name_that_is_not_utf8_keeps_its_row(csda: Command, tiny_run: Run, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "good.png")
+    (tmp_path / "good.png").rename(tmp_path / "good\udcff.png")
+    code, printed, _ = csda("predict", tiny_run.folder, "good\udcff.png")
+    assert (code, printed.splitlines()[1].split(",")[0]) == (0, r"good\udcff.png")
+
+
+def test_predict_says_that_a_run_has_not_finished(csda: Command, tiny_run: Run, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "good.png")
+    run = shutil.copytree(tiny_run.folder, tmp_path / "unfinished")
+    (run / "result.json").unlink()
+    code, printed, said = csda("predict", run, "good.png")
+    assert (code, said) == (0, f"csda: {run}: still training, or cut off; this is its best model so far\n")
+    assert printed == csda("predict", tiny_run.folder, "good.png")[1]
+
+
+def test_images_and_tables_that_have_no_place_are_named(csda: Command, tiny_run: Run, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "good.png")
+    run = tiny_run.folder
     _refused(csda("predict", run, "good.png", "--out", "good.png/table.csv"), "good.png/table.csv: not a directory")
     _refused(csda("predict", run, "good.png", "--out", "nowhere/table.csv"), "nowhere/table.csv: no such file or dir")
 
@@ -190,3 +222,22 @@ def test_unknown_options_are_refused(csda: Command) -> None:
     assert code == 2
     assert "No such option" in errors
     assert "Traceback" not in errors
+
+
+def test_version(csda: Command) -> None:
+    code, output, _ = csda("--version")
+    assert code == 0
+    assert re.fullmatch(r"csda \d+\.\d+\.\d+\S*\n", output)
+
+
+def test_data_check_takes_the_settings_of_a_training(csda: Command, tmp_path: Path) -> None:
+    for number in range(20):
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+    rows = "".join(f"{number}.png,{'ill' if number % 2 else 'well'}\n" for number in range(20))
+    (tmp_path / "list.csv").write_text("image,finding\n" + rows)
+    code, output, _ = csda("data", "check", tmp_path)
+    assert code == 1
+    assert "no column `label`" in output
+    code, output, _ = csda("data", "check", tmp_path, "--set", "label_column=finding")
+    assert code == 0
+    assert "Nothing here would stop a training." in output

@@ -146,7 +146,8 @@ def _refusal(command: str) -> str | None:
     current: Any = typer.main.get_command(app)
     while hasattr(current, "commands"):
         if not words or words[0].startswith("-"):
-            return None if "--help" in words else f"{command}: no command is named"
+            alone = not words and current.invoke_without_command
+            return None if alone or "--help" in words else f"{command}: no command is named"
         name = words.pop(0)
         if "|" in name:
             unknown = [each for each in name.split("|") if each not in current.commands]

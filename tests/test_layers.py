@@ -16,7 +16,7 @@ import csda
 from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
-    ("errors", "arguments", "alignment", "losses", "metrics"),
+    ("errors", "folders", "arguments", "alignment", "losses", "metrics"),
     ("config", "progress", "distributed"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import csda
 from csda.errors import ConfigError, DataError, RunError
@@ -61,6 +62,24 @@ def test_images_of_any_size_and_colour_are_taken(predictor: Predictor, tmp_path:
     assert probs.dtype == np.float32
 
 
+def test_a_single_path_is_one_row(predictor: Predictor, tiny_images: Path) -> None:
+    path = tiny_images / "rare" / "00.png"
+    for one in (path, str(path)):
+        np.testing.assert_array_equal(predictor.predict(one), predictor.predict([path]))
+
+
+def test_predictions_that_are_not_finite_are_an_error(tiny_run: Run, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    weights, description = run.read_weights()
+    run.write_model(
+        {name: value * torch.nan if value.is_floating_point() else value for name, value in weights.items()},
+        description,
+    )
+    (run.folder / "manifest.json").unlink()
+    with pytest.raises(RunError, match=r"model\.safetensors: gives predictions that are not finite"):
+        csda.load(run.folder).predict(np.zeros((1, 32, 32, 3), np.uint8))
+
+
 def test_no_images_are_no_rows(predictor: Predictor) -> None:
     assert predictor.predict([]).shape == (0, 3)
     assert predictor.predict(np.zeros((0, 32, 32, 3), np.uint8)).shape == (0, 3)
@@ -82,16 +101,25 @@ def test_models_that_are_none_are_refused(tiny_run: Run, tmp_path: Path) -> None
     run = Run(shutil.copytree(tiny_run.folder, tmp_path / "run"))
     weights, description = run.read_weights()
     half = dict(list(weights.items())[:-2])
-    for wrong, text in ((half, description), ({}, description), (weights, {}), (weights, {"csda": "{"})):
-        run.write_model(wrong, text)
+    model = json.loads(description["csda"])
+    required = model.keys() - {"sha256", "flips"}  # older models do not have these
+    keyless = [{k: v for k, v in model.items() if k not in (key, "sha256")} for key in required]
+    texts = [{}, {"csda": "[]"}, {"csda": "3"}, *({"csda": json.dumps(each)} for each in keyless)]
+    (run.folder / "manifest.json").unlink()
+    for wrong, text in ((half, {}), *((weights, text) for text in texts)):
+        save_file(wrong, run.folder / "model.safetensors", text)
         with pytest.raises(RunError, match=r"model\.safetensors: not "):
+            csda.load(run.folder)
+    for wrong in (half, {}):
+        run.write_model(wrong, description)
+        with pytest.raises(RunError, match=r"model\.safetensors: not the weights"):
             csda.load(run.folder)
     larger = {name: torch.zeros(*value.shape, 2) if name == "head.1.bias" else value for name, value in weights.items()}
     run.write_model(larger, description)
     with pytest.raises(RunError, match=r"model\.safetensors: not "):
         csda.load(run.folder)
     (run.folder / "model.safetensors").unlink()
-    with pytest.raises(RunError, match=r"model\.safetensors: missing; .*--resume"):
+    with pytest.raises(RunError, match=r"model\.safetensors: missing; restore it"):
         csda.load(run.folder)
     with pytest.raises(ConfigError, match="device = 'tpu'"):
         csda.load(tiny_run.folder, device="tpu")

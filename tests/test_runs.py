@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ import torch
 from sklearn.metrics import recall_score, roc_auc_score
 
 from csda import runs
+from csda.data.splits import SplitRow
 from csda.errors import RunError
 from csda.runs import Run, held, write_csv
 from tiny import COUNTS, InterruptedReporter, train_tiny
@@ -30,6 +31,7 @@ from tiny import COUNTS, InterruptedReporter, train_tiny
 FILES = {
     "config.toml",
     "environment.json",
+    "manifest.json",
     "split.csv",
     "truth.csv",
     "metrics.jsonl",
@@ -101,7 +103,8 @@ def test_split_and_truth_name_every_image_once(tiny_run: Run) -> None:
 
 @pytest.mark.parametrize("names", [("id", "split", "label", "predicted"), ("a,b", 'c "d"', "ünï", "x y")])
 def test_predictions_are_read_whatever_a_class_is_called(names: tuple[str, ...], tmp_path: Path) -> None:
-    run = _written_run(tmp_path, names)
+    split = [SplitRow("one", "val", names[3], ""), SplitRow("two", "test", names[0], "")]
+    run = _written_run(tmp_path, names, split)
     probs = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]])
     rows = [["one", "val", names[3], names[3], *probs[0]], ["two", "test", names[0], names[0], *probs[1]]]
     run.finish([], rows, [], {})
@@ -282,7 +285,7 @@ def test_the_best_model_goes_back_to_the_checkpoint(stopped: Path, tiny_images: 
     """A model file from after the checkpoint, as a kill between the two leaves it, is not mixed with older epochs."""
     state = torch.load(stopped / "checkpoint.pt", weights_only=True)
     weights = {name: torch.zeros_like(value) for name, value in state["best_weights"].items()}
-    Run(stopped).write_model(weights, {})
+    Run(stopped).write_model(weights, {"csda": "{}"})
     train_tiny(tiny_images, stopped, resume=True)
     assert (stopped / "model.safetensors").read_bytes() == (tiny_run.folder / "model.safetensors").read_bytes()
 
@@ -386,11 +389,11 @@ def test_a_folder_in_use_is_left_alone(tiny_run: Run, tiny_images: Path, tmp_pat
     assert (tmp_path / "mine" / "split.csv").read_text() == "precious"
 
 
-def _written_run(folder: Path, classes: tuple[str, ...]) -> Run:
+def _written_run(folder: Path, classes: tuple[str, ...], split: Sequence[SplitRow] = ()) -> Run:
     from csda.training import configure
 
     environment = {"classes": list(classes), "multi_label": False, "remarks": []}
-    return Run.create(folder / "run", configure({}), environment, [], {})
+    return Run.create(folder / "run", configure({}), environment, split, {})
 
 
 def test_two_processes_do_not_train_one_run(tiny_images: Path, tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ def test_a_run_without_a_digest_is_known_by_its_path(tiny_images: Path, tmp_path
     environment = json.loads((out / "environment.json").read_text())
     del environment["data_digest"]
     (out / "environment.json").write_text(json.dumps(environment))
+    (out / "manifest.json").unlink()
     copied = shutil.copytree(tiny_images, tmp_path / "copied")
     with pytest.raises(RunError, match="begun with other settings: data: "):
         csda.train(copied, out=out, resume=True, reporter=Reporter())

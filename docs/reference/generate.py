@@ -39,7 +39,7 @@ def render_cli() -> str:
             command.help.strip(),
             "",
             "```sh",
-            " ".join([name, *words, "[OPTIONS]"]),
+            " ".join([name, *words, *([] if hasattr(command, "commands") else ["[OPTIONS]"])]),
             "```",
             "",
         ]
@@ -112,6 +112,8 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     if not hasattr(command, "commands"):
         yield name, command
         return
+    if command.invoke_without_command:
+        yield name, command
     for word, each in command.commands.items():
         yield from _commands(f"{name} {word}", each)
 

@@ -16,18 +16,21 @@ from csda.errors import CsdaError, DataError
 app = typer.Typer(
     help="Few labels, many images, rare classes: semi-supervised classification of medical images.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True, rich_markup_mode=None)
 bench_app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True, rich_markup_mode=None)
+weights_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(weights_app, name="weights")
 app.add_typer(bench_app, name="bench")
 
 Data = Annotated[str | None, typer.Argument(help="Folder of images; without it the drawn set 'synthetic'.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder that `csda train` made.")]
-Preset = Annotated[str | None, typer.Option(help="paper, default, or quick (what a machine without a GPU gets).")]
+Preset = Annotated[
+    str | None, typer.Option(help="paper, default, strong, or quick (what a machine without a GPU gets).")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines, no bars: for log files.")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see `csda methods`.")
@@ -35,6 +38,23 @@ Assignments = Annotated[
 Rounds = Annotated[int, typer.Option(min=1, help="Times that each is measured.")]
 Seconds = Annotated[float, typer.Option(help="After so long nothing new is begun.")]
 FiguresFile = Annotated[Path | None, typer.Option(help="JSON to write.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"csda {version('csda')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -94,14 +114,19 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     out: Annotated[Path | None, typer.Option(help="CSV to write; printed without it.")] = None,
 ) -> None:
-    """Classify images with the model of a run: a CSV with a row for each image and a column for each class."""
+    """Classify images with the model of a run: a CSV with a row for each image and a column for each class.
+
+    An image that cannot be used has what is wrong with it in a last column, and the exit code is then 1.
+    """
     from csda.data.splits import label_text
     from csda.data.tree import scan_images
     from csda.metrics import decide
     from csda.predict import load
-    from csda.runs import write_csv
+    from csda.runs import Run, write_csv
 
     predictor = load(run)
+    if not Run(run).finished:
+        print(f"csda: {run}: still training, or cut off; this is its best model so far", file=sys.stderr)
     paths = [
         path
         for given in images
@@ -109,15 +134,23 @@ def predict(
     ]
     if not paths:
         raise DataError(f"{', '.join(map(str, images))}: no images there; name image files, or folders that hold some")
-    probs = predictor.predict(paths)
-    header, rows = ("image", "predicted", *predictor.classes), []
-    for path, row, label in zip(paths, probs, decide(probs, predictor.multi_label), strict=True):
-        rows.append([str(path), label_text(label, predictor.classes), *(f"{value:.4f}" for value in row)])
+    probs, problems = predictor.predict_files(paths)
+    header, rows = ["image", "predicted", *predictor.classes, *(["error"] if problems else [])], []
+    for position, label in enumerate(decide(probs, predictor.multi_label)):
+        cells = [label_text(label, predictor.classes), *(f"{value:.4f}" for value in probs[position])]
+        if problems:
+            problem = problems.get(position)
+            cells = [*cells, ""] if problem is None else [*("" for _ in cells), str(problem)]
+        # A name may hold bytes that are not UTF-8.
+        rows.append([text.encode("utf-8", "backslashreplace").decode() for text in (str(paths[position]), *cells)])
     if out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
     else:
         write_csv(out, header, rows)
-        print(f"{len(paths)} predictions in {out}")
+        print(f"{len(paths) - len(problems)} predictions in {out}")
+    if problems:
+        print(f"csda: {len(problems)} of {len(paths)} files could not be used; see the last column", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -226,11 +259,35 @@ def data_check(
     data: Annotated[str, typer.Argument(help="Folder of images.")],
     source: Annotated[str | None, typer.Option(help="How to read it, where its layout does not tell.")] = None,
     html: Annotated[Path | None, typer.Option(help="Page to write, with example images of each class.")] = None,
+    settings: Assignments = None,
 ) -> None:
     """Say what is in a folder of images and what would stop a training; exit code 1 when something would."""
     from csda.data.check import run_check
 
-    raise typer.Exit(run_check(data, source, html))
+    if not settings:
+        raise typer.Exit(run_check(data, source, html))
+    from csda.config import parse_assignments
+    from csda.training import configure
+
+    chosen = {"data": data, **parse_assignments(settings)} | ({} if source is None else {"source": source})
+    raise typer.Exit(run_check(data, source, html, configure(chosen)))
+
+
+@weights_app.callback(invoke_without_command=True)
+def weights(context: typer.Context) -> None:
+    """List the published weights that a network can begin with: which are at hand, and how to get the others."""
+    if context.invoked_subcommand is None:
+        from csda.models.catalog import weights_table
+
+        _print(weights_table())
+
+
+@weights_app.command("get")
+def weights_get(name: Annotated[str, typer.Argument(help="A backbone that `csda weights` lists.")]) -> None:
+    """Fetch the weights of a backbone from their publisher, check their SHA-256 and keep them in the cache."""
+    from csda.models.weights import fetch_weights
+
+    print(fetch_weights(name))
 
 
 @bench_app.command("step")
@@ -318,9 +375,17 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
+def _refuse_undecodable(words: list[str]) -> None:
+    for word in words:
+        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise DataError(f"{word!r}: not UTF-8, which no table or report can hold; rename the file or folder")
+
+
 def main() -> None:
     """Run the command line: 2 for a mistake that the user can mend, 130 after Ctrl-C."""
     try:
+        if sys.argv[1:2] != ["predict"]:  # which gives each file a row, whatever it is called
+            _refuse_undecodable(sys.argv[1:])
         app()
     except CsdaError as error:
         _say(f"csda: {error}")

@@ -95,14 +95,12 @@ class RunConfig(Settings):
     label_column: Annotated[Text, DETAIL] = Field("label", description="column of a CSV that has the label")
     group_column: Annotated[Text, DETAIL] = Field("group", description="column of a CSV that has the patient or group")
     split_column: Annotated[Text, DETAIL] = Field("split", description="column of a CSV that names the part")
-    split_by: Literal["image", "group"] | None = Field(
-        None, description="what never crosses parts; groups where they are known when not given"
-    )
+    split_by: Literal["image", "group"] | None = Field(None, description="what never crosses parts; groups where known")
     split_seed: Annotated[int | None, DETAIL] = Field(
         None, ge=0, lt=2**31, description="of the split; the run's seed when not given"
     )
     labels: Annotated[Text | None, BeforeValidator(_as_text)] = Field(
-        None, description="labels to keep: 300, 10%, 20/class or 10% of groups; all when not given"
+        None, description="labels to keep: 300, 10%, 20/class, 10% of groups"
     )
     uncertain: Annotated[Literal["remove", "zeros", "ones"], DETAIL] = Field(
         "remove", description="what becomes of CheXpert's uncertain cells"
@@ -112,7 +110,7 @@ class RunConfig(Settings):
     )
 
     method: Annotated[Text, DETAIL] = Field("csda", description="one of `csda methods`")
-    preset: Annotated[Text, DETAIL] = Field("default", description="paper, default or quick")
+    preset: Annotated[Text, DETAIL] = Field("default", description="paper, default, strong or quick")
     seed: int = Field(0, ge=0, lt=2**31, description="of data, split and training")
 
     epochs: int = Field(40, ge=1, le=100_000, description="epochs in all")
@@ -125,11 +123,24 @@ class RunConfig(Settings):
         512, ge=1, le=65_536, description="images at a time when the network is scored"
     )
 
-    backbone: Text = Field("alexnet", description="network; the paper has alexnet")
-    pretrained: Annotated[bool, DETAIL] = Field(False, description="begin with the weights of csda[pretrained]")
+    backbone: Text = Field("alexnet", description="network, also timm:NAME or monai:NAME; the paper has alexnet")
+    pretrained: Annotated[bool, DETAIL] = Field(False, description="begin with published weights; see `csda weights`")
     weights: Annotated[Text | None, DETAIL] = Field(None, description="file of weights to begin with")
     dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="share of features that a step leaves out")
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"] | None, DETAIL] = Field(
+        None, description="that of the method when not given, which is plain SGD for most"
+    )
     lr: float = Field(0.0128, gt=0, le=100, description="learning rate, for mean losses")
+    head_lr: Annotated[float | None, DETAIL] = Field(
+        None, gt=0, le=100, description="learning rate of the last layer; lr when not given"
+    )
+    weight_decay: Annotated[float, DETAIL] = Field(0.0, ge=0, le=10, description="decay of the weights, with adamw")
+    schedule: Annotated[Literal["steps", "cosine"], DETAIL] = Field(
+        "steps", description="how the learning rate falls: at some epochs, or along a cosine to zero"
+    )
+    lr_warm_up: Annotated[int, DETAIL] = Field(
+        0, ge=0, le=1_000_000, description="steps in which the learning rate of a cosine rises from zero"
+    )
     lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at a decay")
     lr_decay_at: Annotated[tuple[Share, ...], AfterValidator(_rising), DETAIL] = Field(
         (50 / 256, 125 / 256), description="shares of the epochs after which the learning rate decays"
@@ -140,9 +151,35 @@ class RunConfig(Settings):
 
     rotation: Annotated[float, DETAIL] = Field(10.0, ge=0, le=180, description="largest turn of an image, in degrees")
     translation: Annotated[float, DETAIL] = Field(0.1, ge=0, lt=1, description="largest shift, as a share of the image")
-    flip: bool = Field(False, description="mirror images at random")
+    flip: Annotated[bool, DETAIL] = Field(False, description="mirror images at random")
+    zoom: Annotated[float, DETAIL] = Field(1.0, ge=1, le=4, description="largest factor of a change of size")
+    border: Annotated[Literal["zeros", "reflection"], DETAIL] = Field(
+        "zeros", description="what a moved image shows beyond its border"
+    )
+    color: Annotated[float, DETAIL] = Field(
+        0.0, ge=0, le=1, description="largest change of brightness, contrast, saturation and tint"
+    )
+    pictures: Annotated[Literal["skin", "chest", "endoscopy", "generic"] | None, DETAIL] = Field(
+        None, description="kind of image that the augmentation of the preset strong is for; known from the source"
+    )
 
-    prior_correction: Literal["none", "labeled"] = Field("none", description="undo label frequencies when scoring")
+    mixup_alpha: Annotated[float, DETAIL] = Field(
+        0.0, ge=0, le=100, description="how evenly labeled images are mixed, in every method; 0 mixes none"
+    )
+    adjust: Annotated[bool, DETAIL] = Field(
+        False, description="add the logarithm of class frequencies to the logits in the loss"
+    )
+    average: Annotated[float, DETAIL] = Field(
+        0.0, ge=0, lt=1, description="momentum of the average of the weights that predicts; 0: the weights themselves"
+    )
+    choose: Annotated[Literal["best", "last"], DETAIL] = Field(
+        "best", description="predict with the epoch that is best on validation, or with the last"
+    )
+    test_flips: Annotated[bool, DETAIL] = Field(False, description="predict as the mean over mirrored images")
+
+    prior_correction: Annotated[Literal["none", "labeled"], DETAIL] = Field(
+        "none", description="undo label frequencies when scoring"
+    )
 
     device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
     precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="on a GPU bf16 unless chosen")
@@ -153,10 +190,13 @@ class RunConfig(Settings):
     kernels: Annotated[bool, DETAIL] = Field(
         True, description="use hand-written kernels in a step, on a GPU that has Triton"
     )
+    time_kernels: Annotated[bool, DETAIL] = Field(
+        True, description="let cuDNN try its kernels at their first use, on a GPU; costs up to a minute"
+    )
     checkpoint_seconds: Annotated[float, DETAIL] = Field(
         20.0, ge=0, le=1_000_000, description="least time between checkpoints"
     )
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 leaves it to torch")
+    threads: Annotated[int, DETAIL] = Field(0, ge=0, le=1024, description="CPU threads; 0 leaves it to torch")
     tensorboard: Annotated[bool, DETAIL] = Field(True, description="write event files for TensorBoard")
 
     method_settings: dict[str, Any] = Field(default_factory=dict)
@@ -226,6 +266,38 @@ PRESETS: dict[str, Preset] = {
             "nm": {"order": "train_first", "condition": "prediction", "labeled_from": "student"},
         },
     ),
+    # Fine-tuning of a pretrained network. What helps every method is a setting of the run, so that none is ahead by it.
+    "strong": Preset(
+        run={
+            "backbone": "efficientnet_lite0",
+            "pretrained": True,
+            "dropout": 0.5,
+            "image_size": 160,
+            "epochs": 10,
+            "steps_per_epoch": 200,
+            "warm_up_epochs": 2,
+            "batch_size": 64,
+            "unlabeled_batch_size": 128,
+            "optimizer": "adamw",
+            "lr": 5e-4,
+            "head_lr": 2.5e-3,
+            "weight_decay": 0.1,
+            "schedule": "cosine",
+            "lr_warm_up": 100,
+            "mixup_alpha": 0.4,
+            "adjust": True,
+            "average": 0.998,
+            "choose": "last",
+            "time_kernels": False,
+        },
+        methods={
+            **_alike(
+                ("csda", "vcq", "da"),
+                {"capacity": 128, "condition": "prediction", "passes": "two", "teacher_momentum": 0.99},
+            ),
+            "self-train": {"passes": "two"},
+        },
+    ),
     "quick": Preset(
         run={
             "epochs": 30,
@@ -258,6 +330,22 @@ PRESETS: dict[str, Preset] = {
         },
     ),
 }
+
+
+PICTURES: dict[str, dict[str, Any]] = {
+    "skin": {"rotation": 180.0, "flip": True, "zoom": 1.2, "color": 0.1, "border": "reflection", "test_flips": True},
+    "endoscopy": {
+        "rotation": 180.0,
+        "flip": True,
+        "zoom": 1.2,
+        "color": 0.1,
+        "border": "reflection",
+        "test_flips": True,
+    },
+    "chest": {"rotation": 10.0, "zoom": 1.1, "color": 0.1, "border": "reflection"},
+    "generic": {"rotation": 15.0, "zoom": 1.2, "color": 0.1, "border": "reflection"},
+}
+"""Augmentation by the kind of picture, for the preset `strong`: what leaves the class of such an image as it is."""
 
 
 def resolve(
@@ -312,11 +400,15 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
 def parse_config(text: str) -> RunConfig:
     """The configuration of a text that `format_config` made, in this version or an older one."""
     try:
-        return RunConfig(**tomllib.loads(text))
+        settings = tomllib.loads(text)
+        config = RunConfig(**settings)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"not a TOML file ({error}); restore it or start a new run") from None
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
+    if missing := {"data", "epochs"} - settings.keys():
+        raise ConfigError(f"no {' and no '.join(sorted(missing))} in it; restore it or start a new run")
+    return config
 
 
 def read_config(path: Path) -> RunConfig:

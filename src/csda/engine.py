@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -154,29 +154,50 @@ def streaming() -> OpenPool | None:
 
 
 def make_optimizer(
-    name: Literal["sgd", "adam"], parameters: list[nn.Parameter], device: torch.device
+    name: Literal["sgd", "adam", "adamw"],
+    parameters: list[nn.Parameter],
+    device: torch.device,
+    *,
+    weight_decay: float = 0.0,
+    head: Sequence[nn.Parameter] = (),
+    head_scale: float = 1.0,
 ) -> torch.optim.Optimizer:
-    """Plain SGD, as the paper has it, or Adam; on a GPU the learning rate is a tensor that a graph can read."""
-    rate = torch.zeros((), device=device) if device.type == "cuda" else 0.0
+    """Plain SGD, as the paper has it, Adam or AdamW; on a GPU the learning rate is a tensor that a graph can read.
+
+    The parameters of the `head`, where they are named, learn `head_scale` times as fast as the others.
+    """
+    on_gpu = device.type == "cuda"
+    of_head = {id(value) for value in head}
+    body = [value for value in parameters if id(value) not in of_head]
+    groups: list[dict[str, Any]] = [{"params": body, "scale": 1.0}]
+    if head:
+        groups.append({"params": list(head), "scale": head_scale})
+    for group in groups:
+        group["lr"] = torch.zeros((), device=device) if on_gpu else 0.0
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, fused=device.type == "cuda")
-    return torch.optim.Adam(parameters, lr=rate, capturable=device.type == "cuda", fused=device.type == "cuda")
+        return torch.optim.SGD(groups, fused=on_gpu)
+    if name == "adam":
+        return torch.optim.Adam(groups, capturable=on_gpu, fused=on_gpu)
+    return torch.optim.AdamW(groups, weight_decay=weight_decay, capturable=on_gpu, fused=on_gpu)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load saved state, but for the learning rate: a graph reads the tensor that the optimiser was made with."""
-    rates = [group["lr"] for group in optimizer.param_groups]
+    kept: list[dict[str, Any]] = [
+        {name: group[name] for name in ("lr", "scale") if name in group} for group in optimizer.param_groups
+    ]
     optimizer.load_state_dict(state)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    for group, values in zip(optimizer.param_groups, kept, strict=True):
+        group.update(values)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
+        scaled = rate * group.get("scale", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(scaled)
         else:
-            group["lr"] = rate
+            group["lr"] = scaled
 
 
 class _Backends:
@@ -189,17 +210,18 @@ class _Backends:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._users = 0
-        self._tf32 = False
+        self._wanted = (False, True)
         self._before: tuple[bool, bool, bool] = (False, False, False)
 
     @contextmanager
-    def held(self, tf32: bool) -> Iterator[None]:
+    def held(self, tf32: bool, time_kernels: bool) -> Iterator[None]:
+        wanted = (tf32, time_kernels)
         with self._changed:
-            self._changed.wait_for(lambda: self._users == 0 or self._tf32 == tf32)
+            self._changed.wait_for(lambda: self._users == 0 or self._wanted == wanted)
             if self._users == 0:
                 self._before = self._read()
-                self._write(tf32, tf32, True)
-            self._users, self._tf32 = self._users + 1, tf32
+                self._write(tf32, tf32, time_kernels)
+            self._users, self._wanted = self._users + 1, wanted
         try:
             yield
         finally:
@@ -223,15 +245,15 @@ class _Backends:
 _backends = _Backends()
 
 
-def backends(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
+def backends(device: torch.device, precision: Precision, time_kernels: bool = True) -> AbstractContextManager[None]:
     """Within this context torch's process-wide switches are as the precision wants them on this device."""
-    return nullcontext() if device.type != "cuda" else _backends.held(precision != "float32")
+    return nullcontext() if device.type != "cuda" else _backends.held(precision != "float32", time_kernels)
 
 
 @contextmanager
-def using(device: torch.device, precision: Precision) -> Iterator[None]:
+def using(device: torch.device, precision: Precision, time_kernels: bool = True) -> Iterator[None]:
     """Within this context a training uses the device, and pauses where another thread captures a graph."""
-    with backends(device, precision), _capture_gate(device):
+    with backends(device, precision, time_kernels), _capture_gate(device):
         yield
 
 

@@ -43,13 +43,23 @@ class Evaluator:
         data: the set and its split.
         batch_size: images that are predicted at a time.
         prior_correction: whether probabilities are divided by the labeled class frequencies before they are scored.
+        adjusted: whether the network was trained with adjusted logits, so that nothing is left to divide by.
+        flips: whether a prediction is the mean over mirrored images.
     """
 
-    def __init__(self, data: PreparedData, batch_size: int, *, prior_correction: bool) -> None:
+    def __init__(
+        self,
+        data: PreparedData,
+        batch_size: int,
+        *,
+        prior_correction: bool,
+        adjusted: bool = False,
+        flips: bool = False,
+    ) -> None:
         self.classes, self.multi_label = data.dataset.classes, data.dataset.multi_label
         self.split = data.split
         self.batch_size = batch_size
-        self.prior_correction = prior_correction
+        self.prior_correction, self.adjusted, self.flips = prior_correction, adjusted, flips
         labeled = data.encode(self.split.labeled)
         counts = labeled.sum(0) if self.multi_label else np.bincount(labeled, minlength=len(self.classes))
         self.class_counts: tuple[int, ...] = tuple(counts.tolist())
@@ -60,20 +70,20 @@ class Evaluator:
 
     def predict(self, model: TwoStream, pool: ImagePool) -> Floats:
         """Probabilities [N, n] of the student for every image of a pool, as they are scored."""
-        probs = predict_pool(model, pool, self.batch_size, multi_label=self.multi_label)
+        probs = predict_pool(model, pool, self.batch_size, multi_label=self.multi_label, flips=self.flips)
         return self._corrected(probs).astype(np.float32) if self.prior_correction else probs
 
     def evaluate(
-        self, model: TwoStream, parts: Parts, pseudo_labels: PseudoLabels | None
+        self, model: TwoStream, parts: Parts, pseudo_labels: PseudoLabels | None, guessing: TwoStream | None = None
     ) -> tuple[dict[str, float], dict[str, Floats]]:
-        """Figures and arrays of this epoch; pseudo-labels are judged where there are any."""
+        """Figures and arrays of this epoch; pseudo-labels, those of `guessing`, are judged where there are any."""
         arrays = {"val_probs": self.predict(model, parts.val), "test_probs": self.predict(model, parts.test)}
         figures = score(arrays["val_probs"], self.val_labels, "val")
         figures |= score(arrays["test_probs"], self.test_labels, "test")
         # Of several labels an image there is nothing to judge by but the truth.
         judgeable = not self.multi_label or (self.truth >= 0).any()
         if pseudo_labels is not None and len(parts.unlabeled) and judgeable:
-            raw, aligned = guess_pool(model, parts.unlabeled, self.batch_size, pseudo_labels)
+            raw, aligned = guess_pool(guessing or model, parts.unlabeled, self.batch_size, pseudo_labels)
             judged, further = judge_pseudo_labels(raw, aligned, self.truth)
             figures, arrays = figures | judged, arrays | further
         return figures, arrays
@@ -100,7 +110,7 @@ class Evaluator:
             for record, decision, row in zip(self.split.unlabeled, decisions, unlabeled_probs, strict=True)
         ]
         test_probs = arrays["test_probs"]
-        corrected = test_probs if self.prior_correction else self._corrected(test_probs)
+        corrected = test_probs if self.prior_correction or self.adjusted else self._corrected(test_probs)
         result = {
             "best_epoch": best,
             **{name: rows[best - 1].get(f"test_{name}") for name in ("auc", "mca")},
@@ -118,12 +128,19 @@ class Evaluator:
         return [label_text(label, self.classes) for label in metrics.decide(probs, self.multi_label)]
 
 
-def predict_pool(model: TwoStream, pool: ImagePool, batch_size: int, *, multi_label: bool) -> Floats:
-    """The student's probabilities [N, n] for every image of a pool, in order."""
+def predict_pool(
+    model: TwoStream, pool: ImagePool, batch_size: int, *, multi_label: bool, flips: bool = False
+) -> Floats:
+    """The student's probabilities [N, n] for every image of a pool, in order; with `flips` the mean over the image and
+    its mirror images, across, down and both."""
     if not len(pool):
         return np.empty((0, model.num_outputs), dtype=np.float32)
-    batches = _over(model, pool, batch_size, lambda images: (probabilities(model(images), multi_label),))
-    return batches[0]
+
+    def predict(images: Tensor) -> tuple[Tensor]:
+        views = [images, *(images.flip(axes) for axes in ((3,), (2,), (2, 3)))] if flips else [images]
+        return (torch.stack([probabilities(model(view), multi_label) for view in views]).mean(dim=0),)
+
+    return _over(model, pool, batch_size, predict)[0]
 
 
 def guess_pool(

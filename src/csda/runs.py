@@ -1,17 +1,23 @@
 """The run folder: the only reader and writer of it.
 
-    config.toml  split.csv  truth.csv  environment.json            when the run begins, the environment last
-    history/  metrics.jsonl                                        after every epoch
-    model.safetensors  checkpoint.pt                               from time to time, the checkpoint last
-    history.npz  predictions.csv  pseudo_labels.csv  result.json   when it ends, the result last
+    config.toml  split.csv  truth.csv  manifest.json  environment.json   when the run begins, the environment last
+    history/  metrics.jsonl                                              after every epoch
+    model.safetensors  checkpoint.pt                                     from time to time, the checkpoint last
+    history.npz  predictions.csv  pseudo_labels.csv                      when it ends
+    manifest.json  result.json                                           after these, the result last
 
 Each file appears whole or not at all: it is written under a temporary name, synced and renamed. What lies beyond the
 checkpoint after a crash is overwritten by the same epoch, computed again to the same numbers.
+
+The manifest has size and SHA-256 of the files that are final, and whatever is read is compared with it; of a run that
+has not finished the checkpoint knows its epochs, and the model file knows itself. Folders from before there was a
+manifest are read by their form alone.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -21,7 +27,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,6 +51,19 @@ Array = npt.NDArray[Any]
 Content = TypeVar("Content")
 
 _CHECKPOINT_FORMAT = "csda-checkpoint-2"
+
+_FIRST = ("config.toml", "split.csv", "truth.csv", "environment.json")
+"""What is final when a run begins."""
+_LAST = (
+    "metrics.jsonl",
+    "model.safetensors",
+    "checkpoint.pt",
+    "history.npz",
+    "predictions.csv",
+    "pseudo_labels.csv",
+    "result.json",
+)
+"""What is final when it has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +90,7 @@ class Run:
             raise RunError(
                 f"{self.folder}: no config.toml here, so this is no run folder; give one that `csda train` made"
             )
+        self._epoch_digests: dict[str, str] = {}
 
     # Reading
 
@@ -81,15 +100,26 @@ class Run:
 
     @cached_property
     def settings(self) -> RunConfig:
-        return read_config(self.folder / "config.toml")
+        self._content("config.toml")
+        return read_config(self._path("config.toml"))
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return self._json("environment.json")
+        environment = self._json("environment.json", {"classes": list, "multi_label": bool, "remarks": list})
+        texts = [*environment["classes"], *environment["remarks"]]
+        if not environment["classes"] or not all(isinstance(text, str) for text in texts):
+            raise self._damaged("environment.json", "classes or remarks are no texts")
+        return environment
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        return self._json("result.json")
+        result = self._json("result.json", {"best_epoch": int})
+        if not 1 <= result["best_epoch"] <= len(self.metrics):
+            raise self._damaged("result.json", f"best_epoch = {result['best_epoch']} of {len(self.metrics)} epochs")
+        for key, value in result.items():
+            if not (value is None or isinstance(value, int | float)):
+                raise self._damaged("result.json", f"{key} is no number")
+        return result
 
     @property
     def begun(self) -> bool:
@@ -123,7 +153,8 @@ class Run:
 
     @cached_property
     def truth(self) -> dict[str, str]:
-        return self._read(read_truth, "truth.csv") if self._path("truth.csv").is_file() else {}
+        known = self._path("truth.csv").is_file() or "truth.csv" in self._manifest
+        return self._read(read_truth, "truth.csv") if known else {}
 
     @property
     def beginning(self) -> Begun:
@@ -132,28 +163,40 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        path = self._path("metrics.jsonl")
-        try:
-            return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-        except ValueError as error:
-            raise RunError(f"{path}: damaged ({error}); restore it or run the training anew") from None
+        if not self._path("metrics.jsonl").is_file() and not self.finished:
+            return []
+        with self._readable("metrics.jsonl"):
+            rows = [json.loads(line) for line in self._content("metrics.jsonl").decode().splitlines()]
+            for epoch, row in enumerate(rows, start=1):
+                if row["epoch"] != epoch or not all(value is None or float(value) == value for value in row.values()):
+                    raise ValueError(f"row {epoch} is not that of epoch {epoch}")
+        return rows
 
     @cached_property
     def history(self) -> dict[str, Array]:
-        return self._arrays("history.npz")
+        arrays = self._arrays("history.npz")
+        if arrays.get("epochs", np.empty(0)).tolist() != [row["epoch"] for row in self.metrics]:
+            raise self._damaged("history.npz", "not the epochs of metrics.jsonl")
+        if not all(len(array) == len(arrays["epochs"]) and array.dtype.kind in "fiu" for array in arrays.values()):
+            raise self._damaged("history.npz", "not one value of each epoch")
+        return arrays
 
     @cached_property
     def predictions(self) -> Predictions:
         # By position, since a class may be called like one of the first columns.
         lines = self._lines("predictions.csv", 4 + len(self.classes))
+        self._require_parts("predictions.csv", [(cells[0], cells[1]) for cells in lines], "val", "test")
         ids, splits, labels, _, *columns = zip(*lines, strict=True)
-        return Predictions(list(ids), np.array(splits), self.encode(labels), np.array(columns, dtype=np.float64).T)
+        probs = self._probabilities("predictions.csv", columns).T
+        return Predictions(list(ids), np.array(splits), self.encode(labels), probs)
 
     @cached_property
     def pseudo_labels(self) -> dict[str, npt.NDArray[np.float64]]:
         """What the best model says of each unlabeled image, probabilities [n] by id."""
         lines = self._lines("pseudo_labels.csv", 3 + len(self.classes))
-        return {image: np.array(probs, dtype=np.float64) for image, _, _, *probs in lines}
+        self._require_parts("pseudo_labels.csv", [(cells[0], "unlabeled") for cells in lines], "unlabeled")
+        probs = self._probabilities("pseudo_labels.csv", [cells[3:] for cells in lines])
+        return {cells[0]: row for cells, row in zip(lines, probs, strict=True)}
 
     def labels_of(self, split: str) -> npt.NDArray[np.int64]:
         """Labels of a part of split.csv, in its order."""
@@ -185,8 +228,9 @@ class Run:
         write_csv(folder / "split.csv", SplitRow._fields, split)
         if truth:
             write_csv(folder / "truth.csv", ("id", "label"), truth.items())
-        write_whole(folder / "environment.json", json.dumps(environment, indent=1, ensure_ascii=False) + "\n")
-        return cls(folder)
+        run = cls(folder)
+        run._write_with_manifest("environment.json", environment, _FIRST)
+        return run
 
     def check_config(self, config: RunConfig) -> None:
         """A run goes on with the settings it began with, or not at all."""
@@ -217,35 +261,47 @@ class Run:
         """metrics.jsonl with this epoch's row at its end, and the epoch's arrays."""
         with explained(self.folder):
             (self.folder / "history").mkdir(exist_ok=True)
-        write_whole(self._path(f"history/{row['epoch']:05d}.npz"), _npz(arrays))
-        write_whole(
-            self._path("metrics.jsonl"), "".join(json.dumps(_finite(line)) + "\n" for line in (*rows_before, row))
-        )
+        contents = {
+            f"history/{row['epoch']:05d}.npz": _npz(arrays),
+            "metrics.jsonl": "".join(json.dumps(_finite(line)) + "\n" for line in (*rows_before, row)).encode(),
+        }
+        for name, content in contents.items():
+            write_whole(self._path(name), content)
+            self._epoch_digests[name] = hashlib.sha256(content).hexdigest()
 
     def write_model(self, weights: Mapping[str, Tensor], description: Mapping[str, str]) -> None:
         from safetensors.torch import save
 
-        tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-        write_whole(self._path("model.safetensors"), save(tensors, metadata=dict(description)))
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        # In the one text there is, since several are written in any order.
+        model = json.loads(description["csda"])
+        model.pop("sha256", None)
+        text = json.dumps({**model, "sha256": _digest_weights(tensors, model)}, ensure_ascii=False)
+        write_whole(self._path("model.safetensors"), save(tensors, metadata={**description, "csda": text}))
 
     def read_weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The weights of model.safetensors, and the description beside them."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors.torch import load
 
-        path = self._path("model.safetensors")
-        if not path.is_file():
-            raise RunError(f"{path}: missing; {self._way_out()}")
-        try:
-            with safe_open(path, "pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-        except SafetensorError as error:
-            raise RunError(f"{path}: damaged ({error}); restore it or run the training anew") from None
+        content = self._content("model.safetensors")
+        # Whatever a damaged file makes of its header and of the tensors that it names.
+        with self._readable("model.safetensors"):
+            weights = load(content)
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            description: dict[str, str] = header.get("__metadata__", {})
+            model = json.loads(description.get("csda", "null"))
+            # Models of older versions do not know themselves.
+            known = model.pop("sha256", None) if isinstance(model, dict) else None
+            if known is not None and known != _digest_weights(weights, model):
+                raise ValueError("wrong checksum")
+        return weights, description
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         import torch
 
         buffer = io.BytesIO()
-        torch.save({"format": _CHECKPOINT_FORMAT, "config": format_config(self.settings), **state}, buffer)
+        head = {"format": _CHECKPOINT_FORMAT, "config": format_config(self.settings), "files": self._epoch_digests}
+        torch.save(head | dict(state), buffer)
         write_whole(self._path("checkpoint.pt"), buffer.getvalue())
 
     def load_checkpoint(self) -> dict[str, Any] | None:
@@ -275,6 +331,14 @@ class Run:
         whole = (self._path(f"history/{epoch:05d}.npz").is_file() for epoch in range(1, state["epoch"] + 1))
         if len(self.metrics) < state["epoch"] or not all(whole):
             raise RunError(f"{self.folder}: metrics.jsonl or history/ lacks epochs that {path.name} has; {way_out}")
+        # Checkpoints of older versions do not know their epochs' files.
+        self._epoch_digests = dict(state.get("files", {}))
+        for name, digest in self._epoch_digests.items():
+            lines = self._content(name).splitlines(keepends=True)
+            # Epochs beyond the checkpoint are computed again.
+            content = b"".join(lines[: state["epoch"]] if name == "metrics.jsonl" else lines)
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise RunError(f"{self._path(name)}: not as {path.name} knows it; restore it, or {way_out}")
         return state
 
     def epoch_arrays(self, epoch: int) -> dict[str, Array]:
@@ -291,56 +355,110 @@ class Run:
         write_whole(self._path("history.npz"), _npz(_stacked(epochs)))
         write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
         write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
-        write_whole(self._path("result.json"), json.dumps(_finite(result), indent=1) + "\n")
+        self._write_with_manifest("result.json", _finite(result), (*_FIRST, *_LAST))
         shutil.rmtree(self.folder / "history", ignore_errors=True)
 
     def _path(self, name: str) -> Path:
         return self.folder / name
 
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self._path(name)
+    def _write_with_manifest(self, last: str, content: Mapping[str, Any], names: Sequence[str]) -> None:
+        """manifest.json of all these files, and then the last of them, which says that all is there."""
+        text = (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+        files = {name: _describe(self._path(name)) for name in names if self._path(name).is_file()}
+        files |= {last: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}}
+        manifest = {"files": files, "sha256": _digest_json(files)}
+        write_whole(self._path("manifest.json"), json.dumps(manifest, indent=1) + "\n")
+        write_whole(self._path(last), text)
+
+    @cached_property
+    def _manifest(self) -> dict[str, dict[str, Any]]:
+        """Size and SHA-256 of the files that are final; a folder from before there was a manifest has none."""
+        path = self._path("manifest.json")
+        if not path.is_file():
+            return {}
         try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunError(f"{path}: missing; {self._way_out()}") from None
-        except ValueError as error:
-            raise RunError(f"{path}: not JSON ({error}); restore it or run the training anew") from None
+            manifest = json.loads(path.read_bytes())
+            files: dict[str, dict[str, Any]] = manifest["files"]
+            whole = manifest["sha256"] == _digest_json(files)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            whole = False
+        if not whole:
+            raise RunError(f"{path}: damaged; restore it, or delete it to have this run read without being checked")
+        # A run that was cut off at its end concludes anew.
+        return {name: entry for name, entry in files.items() if name in _FIRST or self.finished}
+
+    def _content(self, name: str) -> bytes:
+        """What a file holds, if the manifest agrees."""
+        path, known = self._path(name), self._manifest.get(name)
+        if not path.is_file():
+            raise RunError(f"{path}: missing; {self._way_out()}")
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); restore it") from None
+        if known is not None and known != {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}:
+            raise self._damaged(name, "not as manifest.json knows it")
+        return content
+
+    @contextmanager
+    def _readable(self, name: str) -> Iterator[None]:
+        """Whatever stops a reader of this file is told in a sentence; nothing of a file is trusted."""
+        try:
+            yield
+        except RunError:
+            raise
+        except Exception as error:
+            words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise self._damaged(name, words) from None
+
+    def _damaged(self, name: str, problem: str) -> RunError:
+        return RunError(f"{self._path(name)}: damaged ({problem}); restore it or run the training anew")
+
+    def _json(self, name: str, keys: Mapping[str, type]) -> dict[str, Any]:
+        with self._readable(name):
+            content: dict[str, Any] = json.loads(self._content(name).decode())
+            for key, kind in keys.items():
+                if not isinstance(content, dict) or not isinstance(content.get(key), kind):
+                    raise ValueError(f"no {key} in it")
         return content
 
     def _read(self, reader: Callable[[Path], Content], name: str) -> Content:
         """What a reader of csda.data gives of a file of the run."""
-        path = self._path(name)
-        if not path.is_file():
-            raise RunError(f"{path}: missing; {self._way_out()}")
+        self._content(name)
         try:
-            return reader(path)
+            return reader(self._path(name))
         except DataError as error:
             raise RunError(f"{error}; restore the file") from None
 
-    def _lines(self, name: str, columns: int) -> Iterator[list[str]]:
+    def _lines(self, name: str, columns: int) -> list[list[str]]:
         """The cells of each line of a CSV below its header."""
-        path = self._path(name)
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                for row, cells in enumerate(csv.reader(file)):
-                    if len(cells) != columns:
-                        raise RunError(f"{path}, row {row + 1}: {len(cells)} cells, not {columns}; restore the file")
-                    if row:
-                        yield cells
-        except FileNotFoundError:
-            raise RunError(f"{path}: missing; {self._way_out()}") from None
+        with self._readable(name):
+            _, *lines = rows = list(csv.reader(io.StringIO(self._content(name).decode(), newline=""), strict=True))
+            for number, cells in enumerate(rows, start=1):
+                if len(cells) != columns:
+                    raise ValueError(f"row {number} has {len(cells)} cells, not {columns}")
+        return lines
+
+    def _require_parts(self, name: str, found: Sequence[tuple[str, str]], *parts: str) -> None:
+        """Refuse a table that has not each image of these parts once."""
+        expected = [(row.id, row.split) for row in self.split if row.split in parts]
+        if sorted(found) != sorted(expected):
+            raise self._damaged(name, f"not the images that split.csv has for {' and '.join(parts)}")
+
+    def _probabilities(self, name: str, cells: Sequence[Sequence[str]]) -> npt.NDArray[np.float64]:
+        with self._readable(name):
+            probs = np.array(cells, dtype=np.float64)
+            if not ((probs >= 0) & (probs <= 1)).all():
+                raise ValueError("a probability that is not from 0 to 1")
+        return probs
 
     def _arrays(self, name: str) -> dict[str, Array]:
-        path = self._path(name)
-        try:
-            with path.open("rb") as file, np.load(file) as archive:
-                return dict(archive)
-        except FileNotFoundError:
-            raise RunError(f"{path}: missing; {self._way_out()}") from None
-        except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-            raise RunError(f"{path}: damaged ({error}); restore it or run the training anew") from None
+        with self._readable(name), np.load(io.BytesIO(self._content(name)), allow_pickle=False) as archive:
+            return dict(archive)
 
     def _way_out(self) -> str:
+        if self.finished:
+            return "restore it or run the training anew"
         return f"the run has not finished: `csda train --out {self.folder} --resume` goes on with it"
 
 
@@ -403,6 +521,24 @@ def _stacked(epochs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
         missing = np.full(example.shape, np.nan, dtype=np.float32)
         stacked[key] = np.stack([arrays.get(key, missing) for arrays in epochs])
     return stacked
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _digest_json(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _digest_weights(weights: Mapping[str, Tensor], model: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(_digest_json(model).encode())
+    for name, tensor in sorted(weights.items()):
+        values = tensor.numpy()
+        digest.update(f"{name} {values.dtype} {values.shape}".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
 
 
 def describe_environment() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ from csda.errors import DataError
 from csda.evaluate import Conclusions, Evaluator, Floats
 from csda.losses import ramp
 from csda.methods import METHODS, build_method
-from csda.methods.base import StepOutput, Task
+from csda.methods.base import Recipe, StepOutput, Task
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.progress import format_duration
@@ -57,11 +58,11 @@ class History:
     arrays: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)
     best: int = 0
 
-    def add(self, row: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> bool:
-        """Whether this epoch is the best of them."""
+    def add(self, row: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], choose: Literal["best", "last"]) -> bool:
+        """Whether this epoch is the one to predict with, the best of them on validation or simply the last."""
         self.rows.append(row)
         self.arrays.append(arrays)
-        better = self.best == 0 or row["val_auc"] > self.rows[self.best - 1]["val_auc"]
+        better = choose == "last" or self.best == 0 or row["val_auc"] > self.rows[self.best - 1]["val_auc"]
         self.best = len(self.rows) if better else self.best
         return better
 
@@ -89,11 +90,19 @@ class Trainer:
             torch.cuda.set_device(self.device)
         self.generator = torch.Generator(self.device)
         self._open_engine()
-        augmentation = self.engine.views(Augmentation(config.rotation, config.translation, config.flip))
+        augmentation = self.engine.views(
+            Augmentation(config.rotation, config.translation, config.flip, config.zoom, config.border, config.color)
+        )
         self.parts = open_parts(
             dataset, data.pixels, split, augmentation, self.generator, config.resident_share, streaming()
         )
-        self.evaluator = Evaluator(data, config.eval_batch_size, prior_correction=config.prior_correction == "labeled")
+        self.evaluator = Evaluator(
+            data,
+            config.eval_batch_size,
+            prior_correction=config.prior_correction == "labeled",
+            adjusted=config.adjust,
+            flips=config.test_flips,
+        )
         self._check_parts()
         channels, classes = data.pixels.shape[-1], len(dataset.classes)
         with _INITIAL_WEIGHTS:
@@ -114,11 +123,13 @@ class Trainer:
                 streamed=self.parts.unlabeled.streamed,
             )
             self.method = build_method(config.method, self.task, config.method_settings).to(self.device)
+            self.method.recipe = Recipe(config.mixup_alpha, config.adjust)
             model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains)
         if not self.ranks.alone:
             model.share(self.ranks)
         # Pixels lie in memory as rows of colours, and convolutions are faster when activations do, too.
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.averaged: TwoStream | None = deepcopy(self.model).requires_grad_(False) if config.average else None
         self._open_optimizer()
         self._best: dict[str, Tensor] = {}
         self._best_is_written = False
@@ -150,8 +161,16 @@ class Trainer:
     def _open_optimizer(self) -> None:
         self.model.draw_from(self.generator)
         self.method.generator = self.generator
+        config = self.config
         trained = [value for value in (*self.model.parameters(), *self.method.parameters()) if value.requires_grad]
-        self.optimizer = make_optimizer(self.method.optimizer, trained, self.device)
+        self.optimizer = make_optimizer(
+            config.optimizer or self.method.optimizer,
+            trained,
+            self.device,
+            weight_decay=config.weight_decay,
+            head=[] if config.head_lr is None else list(self.model.head.parameters()),
+            head_scale=1.0 if config.head_lr is None else config.head_lr / config.lr,
+        )
         self.engine.prepare(self.model, self.method, self.optimizer)
         self.figures = Figures()
 
@@ -163,10 +182,21 @@ class Trainer:
         self.parts.seed(seed)
         self._order = torch.Generator().manual_seed(seed)
         self.model.train()
-        decays = sum(epoch - 1 >= share * self.config.epochs for share in self.config.lr_decay_at)
-        learning_rate = self.config.lr * self.config.lr_decay**decays
+        learning_rate = self._learning_rate(epoch, 0)
         set_learning_rate(self.optimizer, learning_rate)
         return learning_rate
+
+    def _learning_rate(self, epoch: int, step: int) -> float:
+        """Of a step, counted from 0 in its epoch: falls at some epochs, or from step to step along a cosine."""
+        config = self.config
+        if config.schedule == "steps":
+            return config.lr * config.lr_decay ** sum(
+                epoch - 1 >= share * config.epochs for share in config.lr_decay_at
+            )
+        done, steps = (epoch - 1) * config.steps_per_epoch + step, config.epochs * config.steps_per_epoch
+        warm_up = min(config.lr_warm_up, steps // 2)
+        rising = (done + 1) / warm_up if done < warm_up else 1.0
+        return config.lr * rising * (1.0 + math.cos(math.pi * done / steps)) / 2.0
 
     def sample(self, epoch: int, *, labels_only: bool = False) -> Iterator[tuple[Tensor, ...]]:
         """The epoch's inputs: positions in the labeled and in the unlabeled part, and η of Eq. (19).
@@ -185,7 +215,14 @@ class Trainer:
         inputs: list[Iterable[Tensor]] = [table.to(self.device) for table in (labeled, unlabeled, progress)]
         if (pixels := pool.prefetch(unlabeled)) is not None:
             inputs.append(pixels)
-        return zip(*inputs, strict=True)
+        batches = zip(*inputs, strict=True)
+        return self._paced(epoch, batches) if config.schedule == "cosine" else batches
+
+    def _paced(self, epoch: int, batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+        """The same batches, the learning rate of each set before it is used."""
+        for step, batch in enumerate(batches):
+            set_learning_rate(self.optimizer, self._learning_rate(epoch, step))
+            yield batch
 
     def warm_up(
         self, labeled: Tensor, unlabeled: Tensor, progress: Tensor, unlabeled_pixels: Tensor | None = None
@@ -206,12 +243,28 @@ class Trainer:
             progress,
         )
 
+    def follow(self) -> None:
+        """Move the average of the weights, where there is one, towards the weights of this step."""
+        if self.averaged is not None:
+            self.averaged.follow(self.model, self.config.average)
+
+    @property
+    def predicting(self) -> TwoStream:
+        """What predicts: the average of the weights, or the weights themselves."""
+        predicting: TwoStream = self.model if self.averaged is None else self.averaged
+        return predicting
+
     # Between epochs
+
+    def end_epoch(self, epoch: int) -> None:
+        """The average of the weights begins as a copy of those after the first epoch: the last layer was random."""
+        if epoch == 1 and self.averaged is not None:
+            self.averaged.follow(self.model, 0.0)
 
     def evaluate(self, *, guesses: bool) -> tuple[dict[str, float], dict[str, Floats]]:
         """Figures and arrays of this epoch; the pseudo-labels are judged once there are any."""
         pseudo_labels = self.method.pseudo_labels if guesses else None
-        figures, arrays = self.evaluator.evaluate(self.model, self.parts, pseudo_labels)
+        figures, arrays = self.evaluator.evaluate(self.predicting, self.parts, pseudo_labels, guessing=self.model)
         if guesses:
             # Copies, since on the CPU an array would share the memory of a buffer that the next step changes.
             arrays |= {name: value.float().cpu().numpy().copy() for name, value in self.method.history().items()}
@@ -237,7 +290,9 @@ class Trainer:
         if state is None:
             return History()
         self.model.load_state_dict(state["model"])
-        self.method.load_state_dict(state["method"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state["averaged"], strict=False)
+        self.method.load_state_dict({**self.method.state_dict(), **state["method"]})
         self.method.resume(self.parts.unlabeled)
         restore_optimizer(self.optimizer, state["optimizer"])
         # The file of the best model may be ahead of the checkpoint.
@@ -257,6 +312,7 @@ class Trainer:
                 "model": self.model.state_dict(),
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
+                "averaged": {} if self.averaged is None else _predicting_state(self.averaged),
                 "best_weights": self._best,
                 "epoch": len(history.rows),
                 "best": history.best,
@@ -265,8 +321,7 @@ class Trainer:
 
     def keep_weights(self) -> None:
         """Remember what predicts, the student and the head."""
-        state = self.model.state_dict()
-        self._best = {name: value.clone() for name, value in state.items() if not name.startswith("teacher.")}
+        self._best = {name: value.clone() for name, value in _predicting_state(self.predicting).items()}
         self._best_is_written = False
 
     def _write_best(self, run: Run) -> None:
@@ -276,6 +331,7 @@ class Trainer:
             "image_size": self.config.image_size,
             "channels": self.task.channels,
             "backbone": self.config.backbone,
+            "flips": self.config.test_flips,
             "class_frequencies": self.evaluator.frequencies.tolist() if self.evaluator.prior_correction else None,
         }
         run.write_model(self._best, {"csda": json.dumps(model, ensure_ascii=False)})
@@ -306,8 +362,10 @@ class Trainer:
         epochs = f"{left} of {config.epochs} epochs left" if epochs_done else f"{left} epochs"
         size = f"{config.steps_per_epoch} steps on {config.image_size}×{config.image_size} images"
         time_needed = f", about {format_duration(left * self._epoch_seconds())}" if self.device.type == "cpu" else ""
+        kind = f"; augmented as {config.pictures} images, see --set pictures" if config.pictures else ""
         streamed = f"; streamed from the host: {', '.join(self.parts.streamed)}" if self.parts.streamed else ""
-        return f"{place}: preset {config.preset}, {epochs} of {size}{time_needed}{streamed}; the run is in {run.folder}"
+        work = f"{epochs} of {size}{time_needed}{kind}{streamed}"
+        return f"{place}: preset {config.preset}, {work}; the run is in {run.folder}"
 
     def _epoch_seconds(self) -> float:
         """Measured by a few passes of copies, so that nothing of the run changes."""
@@ -329,6 +387,10 @@ class Trainer:
         """A step without its update, which takes next to no time."""
         with self.engine.arithmetic():
             self.step(*inputs).loss.backward()
+
+
+def _predicting_state(model: TwoStream) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if not name.startswith("teacher.")}
 
 
 def _read_progress(run: Run) -> tuple[Any, list[dict[str, Any]], list[dict[str, npt.NDArray[Any]]]]:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from csda.config import RunConfig, resolve
+from csda.config import PICTURES, RunConfig, resolve
+from csda.data import recognise
 from csda.data.prepared import prepare_data
 from csda.data.splits import Budget
 from csda.distributed import Ranks, joined_ranks
@@ -26,6 +27,14 @@ from csda.models.weights import read_weights
 from csda.progress import EventWriter, Reporter, choose_reporter
 from csda.runs import Run, held, require_unused
 from csda.trainer import Trainer
+
+KINDS = {
+    "ham10000": "skin",
+    "chexpert": "chest",
+    "nih_chestxray14": "chest",
+    "kvasir_capsule": "endoscopy",
+}
+"""What the images of a source show."""
 
 
 def train(
@@ -65,15 +74,19 @@ def train(
         weights = ranks.from_first(lambda: _first_weights(config, run))
         begun = run.beginning if run is not None else None
         prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth, begun=begun)
-        with using(choose_device(config.device, ranks.local_rank), config.precision):
+        with using(choose_device(config.device, ranks.local_rank), config.precision, config.time_kernels):
             trainer = Trainer(config, prepared, ranks, weights)
             run = run or ranks.from_first(lambda: trainer.create_run(folder))
             return fit(trainer, run, reporter)
 
 
 def configure(chosen: Mapping[str, Any]) -> RunConfig:
-    """The complete configuration: without a choice the preset is `quick` where there is no GPU, the precision bf16
-    where there is one, and the drawn set keeps 150 labels."""
+    """The complete configuration of a run on this machine.
+
+    Without a choice the preset is `quick` where there is no GPU, the precision bf16 where there is one, and the drawn
+    set keeps 150 labels. Under the preset `strong` augmentation is that of the kind of picture, and a CPU gets a
+    shorter schedule on smaller images.
+    """
     name = str(chosen.get("method", "csda"))
     if name not in METHODS:
         raise ConfigError(f"method = {name!r} is unknown; choose one of {', '.join(METHODS)}")
@@ -87,18 +100,45 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
         basis["precision"] = "bf16"
     if chosen.get("data", "synthetic") == "synthetic":
         basis["labels"] = "150"
+    if chosen.get("preset", basis["preset"]) == "strong":
+        basis |= _strong_basis(chosen)
     config = resolve(basis | dict(chosen), entry.settings, entry.defaults)
     if config.labels is not None:
         try:
             Budget.parse(config.labels)
         except ConfigError as error:
             raise ConfigError(f"labels = {config.labels!r}: {error}") from None
+    if config.adjust and config.prior_correction != "none":
+        raise ConfigError(
+            "adjust = true already leaves the class frequencies out of predictions; leave prior_correction out"
+        )
+    own = config.method_settings
+    observes = any(own.get(part, "none") != "none" for part in ("align", "queue"))
+    if config.mixup_alpha and own.get("labeled_from") == "student" and observes:
+        raise ConfigError(
+            "mixup_alpha leaves the student no labeled image as it is to make λ^x from; choose labeled_from=teacher or "
+            "labeled_from=start"
+        )
     if entry.uses_unlabeled and config.warm_up_epochs >= config.epochs:
         raise ConfigError(
             f"warm_up_epochs = {config.warm_up_epochs} on labels alone leave none of epochs = {config.epochs} "
             f"to {name}; give fewer of the first, or more of the second"
         )
     return config
+
+
+def _strong_basis(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What the preset `strong` makes of the source of the images and of the device."""
+    data, source = str(chosen.get("data", "synthetic")), chosen.get("source")
+    pictures = chosen.get("pictures") or KINDS.get(
+        str(source or recognise(None if data == "synthetic" else Path(data))), "generic"
+    )
+    if pictures not in PICTURES:
+        raise ConfigError(f"pictures = {pictures!r} is unknown; choose one of {', '.join(PICTURES)}")
+    basis = {"pictures": pictures, **PICTURES[pictures]}
+    if chosen.get("device") == "cpu" or not torch.cuda.is_available():
+        basis |= {"image_size": 128, "epochs": 12, "steps_per_epoch": 25}
+    return basis
 
 
 def require_possible(config: RunConfig, ranks: Ranks) -> None:
@@ -134,6 +174,7 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
         for inputs in trainer.sample(epoch, labels_only=warming_up):
             engine.run(update, trainer, compute, *inputs)
             reporter.step()
+        trainer.end_epoch(epoch)
         with engine.arithmetic():
             if epoch == config.warm_up_epochs:
                 method.begin(model, parts.labeled, parts.unlabeled)
@@ -146,7 +187,7 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
             raise RunError(f"the loss is not finite in epoch {epoch}; give a lower lr than {config.lr}, another --out")
         if first:
             run.write_epoch(row, arrays, history.rows)
-        if history.add(row, arrays):
+        if history.add(row, arrays, config.choose):
             trainer.keep_weights()
         if epoch == config.epochs or time.monotonic() - saved >= config.checkpoint_seconds:
             trainer.save(run, history)
@@ -174,6 +215,7 @@ def update(trainer: Trainer, compute: Callable[..., StepOutput], *inputs: Tensor
     output.loss.backward()
     trainer.ranks.average_gradients(trainer.optimizer)
     trainer.optimizer.step()
+    trainer.follow()
     trainer.figures.add(output)
 
 

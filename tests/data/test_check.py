@@ -12,6 +12,7 @@ from PIL import Image
 
 from csda.data import load_dataset, synthetic
 from csda.data.check import Report, check, run_check, write_page
+from csda.data.splits import make_split
 from csda.errors import DataError
 
 
@@ -175,3 +176,14 @@ def test_real_sets(real_data: Path, tmp_path: Path) -> None:
     assert fact(report, "Sizes") == "all 200×150"
     write_page(report, tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < 1_000_000
+
+
+def test_the_example_of_duplicates_in_two_parts_is_one(images: Path) -> None:
+    dataset = load_dataset(images)
+    parts = {record.id: part for part, members in make_split(dataset).parts() for record in members}
+    first, second = [name for name, part in parts.items() if part == "labeled" and name.startswith("healthy")][:2]
+    other = next(name for name, part in parts.items() if part == "test" and name.startswith("healthy"))
+    for name in (second, other):
+        shutil.copy(images / first, images / name)
+    (remark,) = [text for text in check(load_dataset(images)).remarks if "different parts" in text]
+    assert other in remark

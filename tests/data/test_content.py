@@ -128,14 +128,10 @@ def test_a_missing_file_counts_as_missing(images: Path) -> None:
 def test_a_failing_disk_is_no_missing_file(images: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = load_dataset(images)
 
-    read_bytes = Path.read_bytes
+    def fail(path: Path) -> None:
+        raise error
 
-    def fail(path: Path) -> bytes:
-        if path.suffix == ".png":
-            raise error
-        return read_bytes(path)
-
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(content, "open_regular", fail)
     with pytest.raises(DataError, match=r"\d\.png: reading stopped"):
         content_digest(dataset)
 
@@ -147,3 +143,14 @@ def test_a_drawn_set_is_known_by_what_it_is_drawn_with() -> None:
     digests = [content_digest(drawn(**chosen)) for chosen in ({}, {"seed": 1}, {"difficulty": 0.5}, {"images": 101})]
     assert len(set(digests)) == len(digests)
     assert content_digest(drawn()) == digests[0]
+
+
+def test_a_change_that_hides_its_time_is_seen(images: Path, hashed: list[Path | None]) -> None:
+    path, before = images / "cat/0.png", digest_of(images)
+    status = path.stat()
+    path.write_bytes(b"IMAGE 0")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert digest_of(images) != before
+    hashed.clear()
+    assert content_digest(load_dataset(images), fresh=True) == digest_of(images)
+    assert len(hashed) == len(NAMES)

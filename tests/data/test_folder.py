@@ -60,10 +60,19 @@ def test_classes_in_folders_of_parts(tmp_path: Path, make_images: MakeImages) ->
 
 
 def test_dicom_without_suffix_is_an_image(tmp_path: Path, make_images: MakeImages) -> None:
-    root = make_images(tmp_path, ["a/1.png"])
+    root = make_images(tmp_path, ["a/1.png", "b/1.png"])
     (root / "a" / "1.2.840.113").write_bytes(bytes(128) + b"DICM")
     (root / "a" / "README").write_text("none")
-    assert set(labels(load(root))) == {"a/1.png", "a/1.2.840.113"}
+    assert set(labels(load(root))) == {"a/1.png", "a/1.2.840.113", "b/1.png"}
+
+
+def test_a_folder_one_level_too_high_names_the_one_below(tmp_path: Path, make_images: MakeImages) -> None:
+    make_images(tmp_path, ["set/cat/1.png", "set/dog/1.png"])
+    with pytest.raises(DataError, match=f"in one class, set; did you mean the folder {tmp_path / 'set'}\\?"):
+        load(tmp_path)
+    make_images(tmp_path / "one", ["cat/1.png"])
+    with pytest.raises(DataError, match="in one class, cat; add another class"):
+        load(tmp_path / "one")
 
 
 def test_gastrovision_as_a_plain_folder(real_data: Path) -> None:

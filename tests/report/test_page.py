@@ -203,7 +203,10 @@ def test_pseudo_labels_of_several_labels_are_shown_by_their_auc(make_multi_label
 def test_unfinished_run_is_refused_with_the_way_out(make_run: MakeRun) -> None:
     folder = make_run("csda")
     (folder / "predictions.csv").unlink()
-    with pytest.raises(RunError, match=r"predictions\.csv.*--resume"):
+    with pytest.raises(RunError, match=r"predictions\.csv: missing; restore it"):
+        write_report(folder)
+    (folder / "result.json").unlink()
+    with pytest.raises(RunError, match=r"--resume"):
         write_report(folder)
 
 

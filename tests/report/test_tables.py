@@ -133,6 +133,8 @@ def test_several_predicted_labels_count_each(make_multi_label_run: Callable[[], 
     cells = [("a", "", "", 0.5, 0.9, 0.1), ("b", "", "", 0.49, 0.6, 0.2), ("c", "", "", 0.1, 0.1, 0.3)]
     rows = [("id", "predicted", "confidence", "effusion", "edema", "fracture"), *cells]
     (folder / "pseudo_labels.csv").write_text("\n".join(",".join(map(str, row)) for row in rows))
+    labeled = [line for line in (folder / "split.csv").read_text().splitlines() if ",unlabeled," not in line]
+    (folder / "split.csv").write_text("\n".join([*labeled, *(f"{cell[0]},unlabeled,," for cell in cells)]))
     assert tables.count_predicted(Run(folder)) == [1, 2, 0]
 
 

@@ -68,6 +68,7 @@ def test_groups_that_the_training_did_not_see_are_scored_apart(tiny_run: Run, tm
 def _regroup(run: Run, folder: Path, groups: dict[str, str]) -> Run:
     """A copy of a run whose images are of these groups, and all others of none."""
     shutil.copytree(run.folder, folder)
+    (folder / "manifest.json").unlink(missing_ok=True)
     _rewrite(folder / "split.csv", lambda row: [*row[:3], groups.get(row[0], "")])
     return Run(folder)
 
@@ -82,6 +83,7 @@ def _rewrite(path: Path, change: Callable[[list[str]], list[str]]) -> None:
 def test_what_labeled_groups_add_is_counted_image_by_image(tiny_run: Run, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     shutil.copytree(tiny_run.folder, tmp_path / "run")
+    (tmp_path / "run" / "manifest.json").unlink()
     _rewrite(tmp_path / "run" / "predictions.csv", lambda row: [*row[:4], *map(str, draw.random(len(row) - 4))])
     run = Run(tmp_path / "run")
     ids = {part: [row.id for row in run.split if row.split == part] for part in ("labeled", "unlabeled", "test")}
@@ -109,7 +111,8 @@ def test_what_labeled_groups_add_is_counted_image_by_image(tiny_run: Run, tmp_pa
     unlabeled_alone = {name: group for name, group in groups.items() if group != "known"}
     assert ledger.read_line(_regroup(run, tmp_path / "met", unlabeled_alone))["mca_leak"] is None
     without_test = _regroup(run, tmp_path / "empty", groups)
-    _rewrite(tmp_path / "empty" / "predictions.csv", lambda row: [row[0], "val", *row[2:]])
+    for name in ("predictions.csv", "split.csv"):
+        _rewrite(tmp_path / "empty" / name, lambda row: [row[0], row[1].replace("test", "val"), *row[2:]])
     assert ledger.read_line(without_test)["mca_leak"] is None
     everything = dict.fromkeys([*ids["labeled"], *ids["test"]], "known")
     assert ledger.read_line(_regroup(run, tmp_path / "all", everything))["mca_leak"] is None
@@ -118,5 +121,6 @@ def test_what_labeled_groups_add_is_counted_image_by_image(tiny_run: Run, tmp_pa
 def test_a_folder_that_was_copied_in_part_is_named(tiny_run: Run, tmp_path: Path) -> None:
     shutil.copytree(tiny_run.folder, tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text("")
-    with pytest.raises(RunError, match=r"run: metrics\.jsonl has 0 epochs and result\.json speaks of epoch \d"):
+    (tmp_path / "run" / "manifest.json").unlink()
+    with pytest.raises(RunError, match=r"run/result\.json: damaged \(best_epoch = \d of 0 epochs\)"):
         ledger.read_line(Run(tmp_path / "run"))

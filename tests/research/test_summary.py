@@ -16,7 +16,7 @@ def _page(experiment: Experiment, results: list[dict[str, Any]]) -> str:
     results = [line | {"commit": "0123456789"} for line in results]
     lines, gaps = summary.summarize(experiment, results), summary.compare_rows(experiment, results)
     about = {"command": "csda reproduce grid", "runs": len(results), "date": "2026-01-05"}
-    about |= {"commit": ["0123456789"], "machine": ["two cores"], "torch": ["2.13.0"]}
+    about |= {"commit": ["0123456789"], "machine": ["two cores"], "torch": ["2.13.0"], "settings": {}}
     return summary.format_page(experiment, results, lines, gaps, about, [])
 
 

@@ -2,14 +2,15 @@
 
 Weak is the paper's: rotation within ±10° and translation by up to a tenth of the image, zeros outside, pixels in
 [0, 1], no mean and deviation. Strong is for FixMatch and its family: a wider affine map, then two random changes of
-colour and a cut-out, in the manner of RandAugment (Cubuk et al., 2020), as one batched computation.
+colour and a cut-out, in the manner of RandAugment (Cubuk et al., 2020), as one batched computation. The preset
+`strong` adds changes of size and mild changes of colour to the weak view, and reflects images at their borders.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,19 +57,37 @@ def plain(pixels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """How far a weak view may move an image: degrees, share of the image, and whether it may be mirrored.
+    """How far a weak view may change an image.
 
     `weak` and `strong` draw the parameters of each sample; `weak_view` and `strong_view` make float images
-    [B, C, H, W] in [0, 1] of draws from [−1, 1), five and twelve for each sample.
+    [B, C, H, W] in [0, 1] of draws from [−1, 1), twelve for each sample of a strong view, for a weak one five, or
+    twelve where it changes more than the paper's.
+
+    Attributes:
+        rotation: largest angle, in degrees.
+        translation: largest shift, as a share of the image.
+        flip: whether images are mirrored, across and down.
+        zoom: largest factor by which an image grows or shrinks.
+        border: what lies beyond the border, zeros or the image's reflection.
+        color: largest relative change of brightness, contrast and saturation, and twice that of the tint.
     """
 
     rotation: float = 10.0
     translation: float = 0.1
     flip: bool = False
+    zoom: float = 1.0
+    border: Literal["zeros", "reflection"] = "zeros"
+    color: float = 0.0
+
+    @property
+    def as_in_the_paper(self) -> bool:
+        """Whether a weak view is moved, turned and mirrored alone, with zeros outside."""
+        return self.zoom == 1.0 and self.color == 0.0 and self.border == "zeros"
 
     def weak(self, images: Selection, generator: torch.Generator) -> Tensor:
-        """The paper's augmentation."""
-        return self.weak_view(images, uniform(images.size, 5, images.source.device, generator))
+        """The paper's augmentation, with what the settings add to it."""
+        columns = 5 if self.as_in_the_paper else 12
+        return self.weak_view(images, uniform(images.size, columns, images.source.device, generator))
 
     def strong(self, images: Selection, generator: torch.Generator) -> Tensor:
         """A wide affine map, changes of brightness, contrast and saturation, and a cut-out."""
@@ -84,26 +103,26 @@ class Augmentation:
         return math.radians(max(30.0, self.rotation)), 2.0 * max(0.2, self.translation)
 
     def weak_view(self, images: Selection, draws: Tensor) -> Tensor:
-        return self._warp(images, draws, *self.weak_reach)
+        views = self._warp(images, draws, *self.weak_reach, self.zoom)
+        if self.color:
+            brightness, contrast, saturation = (1.0 + self.color * draws[:, 6:9]).unbind(1)
+            views = _recolor(views, brightness, contrast, saturation, 1.0 + self.color / 2.0 * draws[:, 9:12])
+        return views
 
     def strong_view(self, images: Selection, draws: Tensor) -> Tensor:
         views = self._warp(images, draws, *self.strong_reach)
         # Two of the three changes of colour apply to each sample: `left_out` names the third.
         left_out = ((draws[:, 5] + 1.0) * 1.5).long().clamp_(0, 2)
         strength = 1.0 + 0.9 * draws[:, 6:9]
-        strength = strength.scatter(1, left_out[:, None], 1.0)[:, :, None, None, None]
-        brightness, contrast, saturation = strength.unbind(1)
-        views = views * brightness
-        average = views.mean(dim=(1, 2, 3), keepdim=True)
-        views = average + (views - average) * contrast
-        grey = views.mean(dim=1, keepdim=True)
-        views = (grey + (views - grey) * saturation).clamp(0.0, 1.0)
+        views = _recolor(views, *strength.scatter(1, left_out[:, None], 1.0).unbind(1))
         return _cut_out(views, centre=draws[:, 9:11], side=0.25 * (draws[:, 11] + 1.0))
 
-    def _warp(self, images: Selection, draws: Tensor, rotation: float, translation: float) -> Tensor:
+    def _warp(self, images: Selection, draws: Tensor, rotation: float, translation: float, zoom: float = 1.0) -> Tensor:
         angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
         mirror = torch.where(draws[:, 3:5] < 0.0, -1.0, 1.0) if self.flip else torch.ones_like(shift)
-        return _warp(plain(images.pixels()), angle, shift, mirror)
+        if zoom > 1.0:
+            mirror = mirror * torch.exp(draws[:, 5:6] * math.log(zoom))
+        return _warp(plain(images.pixels()), angle, shift, mirror, self.border)
 
 
 def uniform(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:
@@ -111,15 +130,33 @@ def uniform(rows: int, columns: int, device: torch.device, generator: torch.Gene
     return torch.empty(rows, columns, device=device).uniform_(-1.0, 1.0, generator=generator)
 
 
-def _warp(images: Tensor, angle: Tensor, shift: Tensor, mirror: Tensor) -> Tensor:
-    """Rotate, mirror and translate by bilinear sampling with zeros outside; `shift` in half image widths."""
+def _warp(images: Tensor, angle: Tensor, shift: Tensor, mirror: Tensor, border: str = "zeros") -> Tensor:
+    """Rotate, scale, mirror and translate by bilinear sampling.
+
+    `shift` is in half image widths; `mirror` has a scale for each axis, negative where the image is mirrored.
+    """
     cosine, sine = torch.cos(angle), torch.sin(angle)
     across, down = mirror.unbind(1)
     first = torch.stack((cosine * across, -sine * down, shift[:, 0]), dim=1)
     second = torch.stack((sine * across, cosine * down, shift[:, 1]), dim=1)
     theta = torch.stack((first, second), dim=1)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode=border, align_corners=False)
+
+
+def _recolor(
+    views: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor, tint: Tensor | None = None
+) -> Tensor:
+    """Multiply brightness, distance from the mean, distance from grey [B each] and channels [B, 3], within [0, 1]."""
+    brightness, contrast, saturation = (each[:, None, None, None] for each in (brightness, contrast, saturation))
+    views = views * brightness
+    average = views.mean(dim=(1, 2, 3), keepdim=True)
+    views = average + (views - average) * contrast
+    grey = views.mean(dim=1, keepdim=True)
+    views = grey + (views - grey) * saturation
+    if tint is not None and views.shape[1] == tint.shape[1]:
+        views = views * tint[:, :, None, None]
+    return views.clamp(0.0, 1.0)
 
 
 def _cut_out(images: Tensor, centre: Tensor, side: Tensor) -> Tensor:

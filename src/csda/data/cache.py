@@ -248,9 +248,17 @@ def _create(folder: Path, rows: Rows) -> None:
     # `done` comes first: what it said does not hold for pixels that are made anew.
     for name, length in lengths.items():
         with (folder / name).open("wb") as file:
-            file.truncate(length)
+            _reserve(file.fileno(), length)
     (folder / "keys").write_bytes(b"".join(rows.keys))
     (folder / "about.json").write_text(json.dumps({"owner": rows.owner, "images": len(rows.keys)}))
+
+
+def _reserve(file: int, length: int) -> None:
+    """Make room for a file: what is mapped without it ends the process on a disk that has become full."""
+    if length and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, length)
+    else:
+        os.truncate(file, length)
 
 
 def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from csda.config import RunConfig
 from csda.data import SOURCES, load_dataset
 from csda.data.cache import Progress, digest
 from csda.data.content import hash_file
 from csda.data.csv_files import NONE_PRESENT
 from csda.data.decode import Header, UnreadableError, is_grey, read_header, read_image, unremarked
+from csda.data.prepared import load_configured, split_configured
 from csda.data.records import Dataset, Record, Split
 from csda.data.splits import leave_out, make_split
 from csda.data.store import available_cores, refuse_unreadable
@@ -76,20 +78,22 @@ class Report:
         return any(count.published is not None for count in self.counts)
 
 
-def run_check(path: str | Path, source: str | None = None, html: Path | None = None) -> int:
+def run_check(
+    path: str | Path, source: str | None = None, html: Path | None = None, config: RunConfig | None = None
+) -> int:
     """Check a set, print what was found and write the page, if one is asked for; 1 when a training would stop."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     console = Console()
     try:
-        dataset = load_dataset(path, source)
+        dataset = load_dataset(path, source) if config is None else load_configured(config)
     except DataError as error:
         console.print(f"Would stop a training: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading images")
-        report = check(dataset, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        report = check(dataset, config, progress=lambda done, total: bar.update(task, completed=done, total=total))
     print_report(report, console)
     if html is not None:
         write_page(report, html)
@@ -97,8 +101,14 @@ def run_check(path: str | Path, source: str | None = None, html: Path | None = N
     return 1 if report.problems else 0
 
 
-def check(dataset: Dataset, *, max_unreadable: float = 0.01, progress: Progress | None = None) -> Report:
-    """Read every image of the set and divide it as a training would; nothing is written."""
+def check(
+    dataset: Dataset,
+    config: RunConfig | None = None,
+    *,
+    max_unreadable: float = 0.01,
+    progress: Progress | None = None,
+) -> Report:
+    """Read every image of the set and divide it as a training with these settings would; nothing is written."""
     findings = list(_inspect(dataset, progress or (lambda done, total: None)))
     unreadable, same, headers = [], defaultdict(list), []
     for record, found in zip(dataset.records, findings, strict=True):
@@ -112,11 +122,12 @@ def check(dataset: Dataset, *, max_unreadable: float = 0.01, progress: Progress 
 
     problems, remarks, split = [], list(dataset.remarks), None
     try:
-        refuse_unreadable(dataset, unreadable, max_unreadable)
+        refuse_unreadable(dataset, unreadable, max_unreadable if config is None else config.max_unreadable)
     except DataError as error:
         problems.append(str(error).partition(":\n")[0])  # the files are listed anyway
     try:
-        split = leave_out(make_split(dataset), unreadable, dataset)
+        whole = make_split(dataset) if config is None else split_configured(dataset, config)
+        split = leave_out(whole, unreadable, dataset)
     except DataError as error:
         problems.append(str(error))
     if split is not None:
@@ -172,13 +183,20 @@ def _count(dataset: Dataset) -> tuple[Count, ...]:
 def _remark_duplicates(duplicates: Sequence[Sequence[Record]], split: Split | None) -> list[str]:
     parts = () if split is None else (("val", split.val), ("test", split.test))
     held_out = {record.id: part for part, members in parts for record in members}
+    judged: dict[str, Callable[[Record], object]] = {
+        "with different labels": lambda record: record.label,
+        "in different parts of the split": lambda record: held_out.get(record.id, "train"),
+    }
     found = {
-        "with different labels": [s for s in duplicates if len({record.label for record in s} - {None}) > 1],
-        "in different parts of the split": [
-            s for s in duplicates if len({held_out.get(record.id) for record in s}) > 1
-        ],
+        what: [tuple(unlike.values()) for same in duplicates if len(unlike := _unlike(same, judge)) > 1]
+        for what, judge in judged.items()
     }
     return [f"duplicates {what}: {len(some)}, {_name(some[0])} for one" for what, some in found.items() if some]
+
+
+def _unlike(same: Sequence[Record], judge: Callable[[Record], object]) -> dict[object, Record]:
+    """One record for each thing that is said of them."""
+    return {said: record for record in same if (said := judge(record)) is not None}
 
 
 def _name(same: Sequence[Record]) -> str:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from csda.data.csv_files import enter, read_flags, read_table, sort_lists
 from csda.data.records import Dataset, Part, Record
+from csda.data.regular import open_regular
 from csda.errors import DataError
 
 CLASSES = (
@@ -54,8 +55,8 @@ class _View:
 
 def recognise(root: Path) -> bool:
     try:
-        with (_home(root) / "train.csv").open(encoding="utf-8", errors="replace") as file:
-            return "Frontal/Lateral" in file.readline()
+        with open_regular(_home(root) / "train.csv") as file:
+            return b"Frontal/Lateral" in file.read(4096).partition(b"\n")[0]
     except OSError:
         return False
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
 
 from csda.data.cache import digest
 from csda.data.decode import UnreadableError, explain_failure
 from csda.data.records import Dataset
+from csda.data.regular import open_regular
 from csda.data.splits import label_text
-from csda.data.store import available_cores, default_cache, file_keys
+from csda.data.store import available_cores, file_keys
+from csda.folders import default_cache
 
 UNREADABLE = digest(b"unreadable")
 """Stands for the content of a file that is missing or may not be read."""
@@ -19,15 +23,15 @@ UNREADABLE = digest(b"unreadable")
 WIDTH = len(UNREADABLE)
 
 
-def content_digest(dataset: Dataset, cache: Path | None = None) -> str:
+def content_digest(dataset: Dataset, cache: Path | None = None, *, fresh: bool = False) -> str:
     """Sixteen hexadecimal digits that stand for the ids, labels, groups and file contents of a set.
 
-    Neither the folder's place nor the image size matters. Hashes of files are kept in the cache by path, size and
-    time of writing, so that a file is read again only when one of these changes. Drawn sets are known by what they are
-    drawn with.
+    Neither the folder's place nor the image size matters. Hashes of files are kept in the cache by path, size, inode
+    and times, so that a file is read again only when one of these changes, or when all are asked for `fresh`. Drawn
+    sets are known by what they are drawn with.
     """
     if dataset.draw is None:
-        contents = _hash_files(dataset, cache or default_cache())
+        contents = _hash_files(dataset, cache or default_cache(), fresh)
     else:
         contents = [digest(dataset.name.encode(), dataset.drawn_with.encode())] * len(dataset.records)
     lines = [
@@ -41,18 +45,18 @@ def _group(group: str | None) -> bytes:
     return b"" if group is None else b"group " + group.encode()
 
 
-def _hash_files(dataset: Dataset, cache: Path) -> list[bytes]:
+def _hash_files(dataset: Dataset, cache: Path, fresh: bool) -> list[bytes]:
     """A hash of each record's file; those of files that did not change come from the cache."""
     keys = file_keys(dataset)
     memory = cache / "content" / digest(f"{dataset.name} {(dataset.root or Path()).absolute()}".encode()).hex()
-    known = _recall(memory)
+    known = {} if fresh else _recall(memory)
     missing = [position for position, key in enumerate(keys) if key not in known]
     with ThreadPoolExecutor(available_cores()) as pool:
         hashes = list(pool.map(hash_file, [dataset.records[position].path for position in missing]))
-    fresh = {keys[position]: found for position, found in zip(missing, hashes, strict=True)}
-    if read := {key: found for key, found in fresh.items() if found != UNREADABLE}:
+    made = {keys[position]: found for position, found in zip(missing, hashes, strict=True)}
+    if read := {key: found for key, found in made.items() if found != UNREADABLE}:
         _remember(memory, known | read)
-    known |= fresh
+    known |= made
     return [known[key] for key in keys]
 
 
@@ -61,7 +65,11 @@ def hash_file(path: Path | None) -> bytes:
     if path is None:
         return UNREADABLE
     try:
-        return digest(path.read_bytes())
+        with open_regular(path) as file:
+            summary = blake2b(b"%d:" % os.fstat(file.fileno()).st_size, digest_size=WIDTH)  # as `digest` has it
+            while part := file.read(1 << 24):
+                summary.update(part)
+            return summary.digest()
     except (OSError, MemoryError) as error:
         failure = explain_failure(path, error)
         if isinstance(failure, UnreadableError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from csda.data.records import Part
+from csda.data.regular import open_regular
 from csda.errors import DataError
 
 Entry = TypeVar("Entry")
@@ -21,6 +23,9 @@ NONE_PRESENT = "(none)"
 
 UNFIT_CHARACTERS = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and what stands for bytes that are not UTF-8: neither survives a CSV."""
+
+MAX_TEXT = 1 << 30
+"""Bytes of a table or list at most."""
 
 JOIN = "|"
 """Joins the labels of one image in a cell."""
@@ -50,9 +55,13 @@ class Table:
 
 def read_text(path: Path) -> str:
     try:
-        raw = path.read_bytes()
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            raw = b"" if size > MAX_TEXT else file.readall()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    if size > MAX_TEXT:
+        raise DataError(f"{path} has {size:,} bytes, more than the {MAX_TEXT:,} of any table; name another file")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -12,17 +12,20 @@ What is decided here for everybody:
 - DICOM values go through the modality transform, then through the first window; where there is none through the first
   VOI lookup table; where there is none either they are stretched from their smallest to their largest. MONOCHROME1 is
   inverted. A palette gives colours.
-- An image of more than `MAX_PIXELS` is refused by its header.
+- An image of more than `MAX_PIXELS` is refused by its header, and so is a file of more than `MAX_BYTES`, or one that
+  would inflate to more. Only the formats above are looked for, whatever the name says.
 """
 
 from __future__ import annotations
 
 import io
-import stat
+import os
+import struct
 import warnings
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from errno import EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
+from errno import EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -31,9 +34,13 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from csda.data.records import Pixels
+from csda.data.regular import NotRegularError, open_regular
 from csda.errors import DataError
 
 MAX_PIXELS = 50_000_000
+MAX_BYTES = 10 * MAX_PIXELS
+"""Of a file, and of what is inflated before an image is made of it."""
+
 READ_AT_ONCE = 1 << 24
 """Files of up to so many bytes are read whole before they are decoded."""
 
@@ -43,15 +50,21 @@ REDUCED = 6
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm", ".dicom"}
 )
+FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP", "GIF")
+"""What Pillow may make of a file: others of its decoders start programs, or are hardly ever tried."""
+
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
+
+TILE_WIDTH, TILE_LENGTH = 322, 323
+"""Tags of TIFF."""
 
 GREY_WITHIN = 3
 """Levels by which channels differ at most where a JPEG's two colour planes are off by one."""
 
-FAULTS_OF_A_FILE = frozenset({None, ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG, EINVAL})
+FAULTS_OF_A_FILE = frozenset({None, ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG, EINVAL, ENXIO})
 """What an OSError says when one file is to blame: decoders give no number, and one that a damaged file sends to a place
-before its beginning gives EINVAL."""
+before its beginning gives EINVAL. A socket gives ENXIO."""
 
 
 class Header(NamedTuple):
@@ -91,7 +104,7 @@ def read_header(path: Path) -> Header:
                 dicom = _read_dicom(file, stop_before_pixels=True)
                 grey = dicom.PhotometricInterpretation.startswith("MONOCHROME")
                 return Header("DICOM", dicom.Columns, dicom.Rows, grey)
-            with Image.open(file) as image:
+            with Image.open(file, formats=FORMATS) as image:
                 return _header(image)
     except Exception as error:
         raise explain_failure(path, error) from error
@@ -133,15 +146,16 @@ def _resize(image: Image.Image, size: int) -> Pixels:
 
 
 def _opened(path: Path) -> BinaryIO:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise _RefusedError("is not a file")
-    if status.st_size == 0:
-        raise _RefusedError("is empty (0 bytes)")
-    if status.st_size > READ_AT_ONCE:
-        return path.open("rb")
-    with io.FileIO(path) as file:  # decoders ask for a few bytes at a time, which is much cheaper from memory
-        return io.BytesIO(file.readall())
+    file = open_regular(path)
+    size = os.fstat(file.fileno()).st_size
+    if READ_AT_ONCE < size <= MAX_BYTES:
+        return io.BufferedReader(file)
+    with file:
+        if size == 0:
+            raise _RefusedError("is empty (0 bytes)")
+        if size > MAX_BYTES:
+            raise _RefusedError(f"has {size:,} bytes, more than {MAX_BYTES:,}; shrink or cut it first")
+        return io.BytesIO(file.readall())  # decoders ask for a few bytes at a time: much cheaper from memory
 
 
 def explain_failure(path: Path, error: Exception) -> DataError:
@@ -162,6 +176,8 @@ def explain_failure(path: Path, error: Exception) -> DataError:
 def _reason(error: Exception) -> str:
     if isinstance(error, _RefusedError):
         return str(error)
+    if isinstance(error, NotRegularError | IsADirectoryError) or getattr(error, "errno", None) == ENXIO:
+        return "is not a file"
     if isinstance(error, FileNotFoundError):
         return "does not exist"
     if isinstance(error, PermissionError):
@@ -182,6 +198,9 @@ def _check_size(width: int, height: int) -> None:
 
 def _header(image: Image.Image) -> Header:
     _check_size(*image.size)
+    tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
+    if int(tags.get(TILE_WIDTH, 1)) * int(tags.get(TILE_LENGTH, 1)) > MAX_PIXELS:
+        raise _RefusedError(f"has a tile of more than {MAX_PIXELS:,} pixels; save it anew")
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":
         raise _RefusedError(f"has {frames} frames; save the one you mean as a file of its own")
@@ -193,7 +212,7 @@ def _header(image: Image.Image) -> Header:
 
 
 def _plain_image(file: BinaryIO, size: int) -> Image.Image:
-    with Image.open(file) as image:
+    with Image.open(file, formats=FORMATS) as image:
         _header(image)
         # A JPEG can be decoded at half its size or less; twice the wanted size leaves the filter enough to work on.
         image.draft(None, (2 * size, 2 * size))
@@ -238,6 +257,7 @@ def _read_dicom(file: BinaryIO, stop_before_pixels: bool = False) -> Any:
     from pydicom.errors import InvalidDicomError
 
     try:
+        _bound_deflated(file)
         dicom = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
     except InvalidDicomError:
         raise _RefusedError("is not a DICOM file, though its name says so") from None
@@ -246,7 +266,58 @@ def _read_dicom(file: BinaryIO, stop_before_pixels: bool = False) -> Any:
     if int(dicom.get("NumberOfFrames") or 1) > 1:
         raise _RefusedError(f"has {dicom.NumberOfFrames} frames; save the one you mean as a file of its own")
     _check_size(dicom.Columns, dicom.Rows)
+    samples, bits = int(dicom.get("SamplesPerPixel") or 1), int(dicom.get("BitsAllocated") or 8)
+    size = dicom.Columns * dicom.Rows * samples * bits // 8
+    if size > MAX_BYTES:
+        raise _RefusedError(f"has {size:,} bytes of pixels, more than {MAX_BYTES:,}; shrink or cut it first")
     return dicom
+
+
+def _bound_deflated(file: BinaryIO) -> None:
+    """Refuse a deflated data set that grows beyond `MAX_BYTES`: pydicom inflates it whole, before its size is known."""
+    from pydicom.filereader import _read_file_meta_info, read_preamble
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    read_preamble(file, False)
+    if _read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+        inflation, rest, size = zlib.decompressobj(-zlib.MAX_WBITS), file.read(), 0
+        while rest and not inflation.eof:
+            size += len(inflation.decompress(rest, 1 << 24))
+            rest = inflation.unconsumed_tail
+            if size > MAX_BYTES:
+                raise _RefusedError(f"inflates to more than {MAX_BYTES:,} bytes; save it without compression")
+    file.seek(0)
+
+
+def _bound_frame(dicom: Any) -> None:
+    """Refuse a compressed frame of another size than the file says: its decoder would make room for that."""
+    from pydicom.encaps import generate_frames
+    from pydicom.uid import RLELossless
+
+    frame = next(generate_frames(dicom.PixelData, number_of_frames=1))
+    if dicom.file_meta.TransferSyntaxUID == RLELossless:
+        if 64 * len(frame) > 8 * MAX_BYTES:  # a run of RLE stands for up to 64 times its bytes
+            raise _RefusedError("has too many bytes of run lengths; save it without compression")
+    elif _frame_size(frame) != (dicom.Columns, dicom.Rows):
+        raise _RefusedError(f"says {dicom.Columns}×{dicom.Rows} pixels and holds an image of another size")
+
+
+def _frame_size(frame: bytes) -> tuple[int, int] | None:
+    """Width and height as a JPEG, JPEG-LS or JPEG 2000 stream gives them."""
+    if frame[:4] == b"\xff\x4f\xff\x51":
+        right, bottom, left, top = struct.unpack_from(">4I", frame, 8)
+        return right - left, bottom - top
+    place = 2
+    while place + 9 <= len(frame) and frame[place] == 0xFF:
+        marker = frame[place + 1]
+        if marker == 0xFF:  # padding
+            place += 1
+        elif marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):
+            height, width = struct.unpack_from(">2H", frame, place + 5)
+            return width, height
+        else:
+            place += 2 + int.from_bytes(frame[place + 2 : place + 4])
+    return None
 
 
 def _dicom_image(file: BinaryIO) -> Image.Image:
@@ -254,6 +325,8 @@ def _dicom_image(file: BinaryIO) -> Image.Image:
     from pydicom.pixels.processing import apply_modality_lut
     from pydicom.pixels.utils import pixel_array
 
+    if dicom.file_meta.TransferSyntaxUID.is_encapsulated:
+        _bound_frame(dicom)
     values = pixel_array(dicom)
     if dicom.PhotometricInterpretation == "PALETTE COLOR":
         values = np.stack([_palette(values, dicom, color) for color in ("Red", "Green", "Blue")], axis=-1)

@@ -55,7 +55,13 @@ def load(
     if listing is not None or tables:
         table = read_table(listing or tables[0])
         return _from_table(tree, table, image_column, label_column, group_column, split_column)
-    return _from_folders(tree)
+    dataset = _from_folders(tree)
+    if len(dataset.classes) == 1:
+        below = next(record.id for record in dataset.records if record.label is not None).rpartition("/")[0]
+        deep = below.count("/") > _has_part_folders(tree)
+        way_out = f"did you mean the folder {tree.root / below.rpartition('/')[0]}?" if deep else "add another class"
+        raise DataError(f"{tree.root}: all images with a label are in one class, {dataset.classes[0]}; {way_out}")
+    return dataset
 
 
 # --- one folder a class ---------------------------------------------------------------------------------------------

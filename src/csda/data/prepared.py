@@ -44,11 +44,10 @@ def prepare_data(
     if begun is not None:
         split = restore_split(begun, dataset)
     else:
-        seed = config.seed if config.split_seed is None else config.split_seed
-        split = split_dataset(dataset, split=config.split, labels=config.labels, by=config.split_by, seed=seed)
+        split = split_configured(dataset, config)
         if upper_bound:
             split = move_to_labeled(split, split.truth)
-    digest = content_digest(dataset)
+    digest = content_digest(dataset, fresh=begun is not None)
     if begun is not None and digest != (begun.digest or digest):
         raise DataError(
             f"{config.data}: images, labels or groups are not those that the run began with; restore them, or begin "
@@ -79,6 +78,12 @@ def load_configured(config: RunConfig) -> Dataset:
         group_column=config.group_column,
         split_column=config.split_column,
     )
+
+
+def split_configured(dataset: Dataset, config: RunConfig) -> Split:
+    """The set divided as a configuration says."""
+    seed = config.seed if config.split_seed is None else config.split_seed
+    return split_dataset(dataset, split=config.split, labels=config.labels, by=config.split_by, seed=seed)
 
 
 def _require_all(begun: Begun, unreadable: Sequence[tuple[Record, str]]) -> None:

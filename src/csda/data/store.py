@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from platformdirs import user_cache_path
-
 from csda.data.cache import Progress, Rows, digest, folder_of, load_cached, load_in_memory, rows_done
 from csda.data.decode import UnreadableError, has_colour, read_image, unremarked
 from csda.data.records import Dataset, Pixels, Record
 from csda.errors import DataError
+from csda.folders import default_cache
 
 DECODING = 2
 """Part of every key: to be raised when `read_image` gives other pixels than before."""
@@ -84,13 +83,6 @@ def open_pixels(
     return PixelStore(array, unreadable, remarks)
 
 
-def default_cache() -> Path:
-    """`$CSDA_CACHE`, or `csda` in the user's cache folder."""
-    if folder := os.environ.get("CSDA_CACHE"):
-        return Path(folder).expanduser()
-    return user_cache_path("csda", appauthor=False)
-
-
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -134,7 +126,9 @@ def _file_key(path: Path | None) -> bytes:
         status = path.stat()
     except OSError:
         return digest(b"missing", bytes(path.absolute()))
-    settings = b"decoding %d, %d bytes, written at %d" % (DECODING, status.st_size, status.st_mtime_ns)
+    settings = b"decoding %d, %d bytes, written at %d, changed at %d, inode %d" % (
+        DECODING, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+    )  # fmt: skip
     return digest(settings, bytes(path.absolute()))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 
 from csda.data.csv_files import UNFIT_CHARACTERS
 from csda.data.decode import IMAGE_SUFFIXES, UnreadableError, explain_failure
+from csda.data.regular import open_regular
 from csda.errors import DataError
 
 
@@ -65,7 +66,7 @@ def scan_images(root: Path) -> ImageTree:
                 )
             if entry.is_symlink() and not _is_within(os.path.realpath(entry.path), real_root):
                 raise DataError(f"{entry.path} is a link that leaves {root}; put the files themselves into the folder")
-            if entry.is_dir():
+            if _is_folder(entry):
                 real = os.path.realpath(entry.path)
                 if real not in above:
                     visit(Path(entry.path), f"{path}/", above | {real})
@@ -80,6 +81,13 @@ def scan_images(root: Path) -> ImageTree:
     return ImageTree(root, tuple(sorted(images)), tuple(others))
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
 def _is_image(entry: os.DirEntry[str]) -> bool:
     suffix = PurePath(entry.name).suffix.lower()
     if suffix in IMAGE_SUFFIXES:
@@ -89,7 +97,7 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
         return False
     path = Path(entry.path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(132)[128:] == b"DICM"
     except OSError as error:
         if isinstance(failure := explain_failure(path, error), UnreadableError):

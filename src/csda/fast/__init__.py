@@ -58,7 +58,7 @@ class Accelerator:
         return self.graphs.remark
 
     def views(self, augmentation: Augmentation) -> Augmentation:
-        if not self.wants_kernels or not kernels.supported(self.device):
+        if not self.wants_kernels or not kernels.supported(self.device) or not augmentation.as_in_the_paper:
             return augmentation
         return FusedAugmentation(augmentation.rotation, augmentation.translation, augmentation.flip)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from csda import losses
 from csda.data.loader import Batch, ImagePool, LabeledBatch, LabeledSet
+from csda.methods.mixing import draw_shares, mix
 from csda.models.two_stream import TwoStream, probabilities
 
 
@@ -46,6 +47,22 @@ class StepOutput:
     logs: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What all methods do alike to the labeled images and in the loss, so that none is ahead of another by it.
+
+    Attributes:
+        mixup: α of the Beta distribution by which labeled images are mixed with each other (Zhang et al., "mixup",
+            2018); 0 mixes none.
+        adjust: whether logits are adjusted in the loss (Menon et al., "Long-tail learning via logit adjustment",
+            2021): the logarithm of the class frequencies is added, so that without it they are those of a set in
+            which all classes are equally frequent.
+    """
+
+    mixup: float = 0.0
+    adjust: bool = False
+
+
 class Method(nn.Module):
     """Base of all methods; as it stands, training on the labels alone."""
 
@@ -57,13 +74,19 @@ class Method(nn.Module):
     generator: torch.Generator | None = None
     """Where draws of a step come from; None is torch's own."""
 
+    recipe: Recipe = Recipe()
+    labeled_offset: Tensor
+
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.task = task
+        frequencies = torch.tensor(task.class_counts) / max(task.num_labeled, 1)
+        self.register_buffer("labeled_offset", self.offset(frequencies), persistent=False)
 
     def warm_up(self, model: TwoStream, labeled: LabeledBatch) -> StepOutput:
         """A step of the labels-only epoch: L_s of Eq. (18)."""
-        loss = self.labeled_loss(model(labeled.weak()), labeled.targets)
+        images, targets = self.mixed(labeled.weak(), labeled.targets)
+        loss = self.labeled_loss(model(images), targets)
         return StepOutput(loss, {"labeled_loss": loss.detach()})
 
     def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
@@ -91,7 +114,25 @@ class Method(nn.Module):
         return {}
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        return probabilities(logits, self.task.multi_label)
+        """What the logits say of images whose classes are as frequent as those of the labeled ones."""
+        return probabilities(self.adjusted(logits), self.task.multi_label)
+
+    def adjusted(self, logits: Tensor) -> Tensor:
+        """Logits with the labeled class frequencies in them, where training leaves these out."""
+        return logits.float() + self.labeled_offset if self.recipe.adjust else logits
+
+    def offset(self, frequencies: Tensor) -> Tensor:
+        """What is added to logits for class frequencies [n]: log p, or log p / (1 − p) where labels are independent."""
+        frequencies = frequencies.float().clamp(1e-4, 1.0 - 1e-4 if self.task.multi_label else 1.0)
+        return torch.logit(frequencies) if self.task.multi_label else frequencies.log()
+
+    def mixed(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Labeled images and their labels, mixed with each other where the recipe says so."""
+        if not self.recipe.mixup:
+            return images, targets
+        shares = draw_shares(self.recipe.mixup, len(images), images.device, self.generator)
+        partners = torch.rand(len(images), device=images.device, generator=self.generator).argsort()
+        return mix(images, partners, shares), mix(self.as_probabilities(targets), partners, shares)
 
     def as_probabilities(self, targets: Tensor) -> Tensor:
         """Labels as probabilities [B, n], which those of a multi-label set are already.
@@ -105,7 +146,7 @@ class Method(nn.Module):
     def labeled_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """L_s of Eq. (18)."""
         loss = losses.multilabel_labeled_loss if self.task.multi_label else losses.labeled_loss
-        return loss(logits.float(), targets)
+        return loss(self.adjusted(logits).float(), targets)
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         """L_u of Eq. (18), the mean over the samples that `mask` admits."""

@@ -54,7 +54,8 @@ class BiS(FixMatch):
         """That of FixMatch; in a multi-label set with a mask for each label, [B, K]."""
         if not self.task.multi_label:
             return super().unlabeled_loss(logits, targets, mask)
-        terms = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
+        logits = self.adjusted_by_guesses(logits, targets, mask).float()
+        terms = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
         return terms.masked_fill(~mask, 0).sum(dim=-1).mean()
 
 

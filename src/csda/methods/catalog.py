@@ -50,7 +50,7 @@ def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) ->
             differs = values[key] != paper_values[key] and key != "preset"
             table.add_row(
                 key,
-                Text(format_value(values[key]), "bold" if differs else ""),
+                Text(_fitting(format_value(values[key]), every), "bold" if differs else ""),
                 format_value(paper_values[key]) if differs else "",
                 Text(" | ".join(list_values(field.annotation, field.metadata))),
                 Text(field.description or ""),
@@ -60,6 +60,11 @@ def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) ->
     if hidden:
         table.caption += f" --all shows {hidden} more, among them the readings of the paper."
     return table
+
+
+def _fitting(value: str, every: bool) -> str:
+    """A long name, cut on the short list: it would take the width that all rows need for their meaning."""
+    return value if every or len(value) <= 9 else f"{value[:8]}…"
 
 
 def _has_mark(field: FieldInfo, mark: type) -> bool:

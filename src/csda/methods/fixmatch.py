@@ -35,4 +35,5 @@ class FixMatch(SelfTraining):
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         """The paper's ℓ_u: the sum over the admitted samples, divided by the number of all."""
-        return losses.unlabeled_loss(logits.float(), targets, mask, torch.full_like(mask.sum(), len(mask)))
+        logits = self.adjusted_by_guesses(logits, targets, mask).float()
+        return losses.unlabeled_loss(logits, targets, mask, torch.full_like(mask.sum(), len(mask)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from pydantic import AfterValidator, Field
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from csda.config import Settings
 from csda.errors import ConfigError
-from csda.methods.base import Method, Task
 from csda.models.two_stream import TwoStream
+
+if TYPE_CHECKING:
+    from csda.methods.base import Method, Task
 
 
 def _distinct(layers: list[int]) -> list[int]:
@@ -58,10 +60,8 @@ class Mixing:
         """One mix for all samples, bool [B]; nobody takes anything from a partner that is not usable."""
         device = usable.device
         partners = torch.rand(len(usable), device=device, generator=generator).argsort()
-        # Beta(α, α) is the first of two shares of a symmetric Dirichlet, whose sampler takes a generator.
-        share = torch._sample_dirichlet(torch.full((2,), self.alpha, device=device), generator)[0]
-        # The larger share is the sample's own, so that it keeps its side, labeled or not.
-        shares = torch.where(usable[partners], torch.maximum(share, 1.0 - share), 1.0)
+        share = draw_shares(self.alpha, 1, device, generator)
+        shares = torch.where(usable[partners], share, 1.0)
         return Mix(partners, shares, torch.randint(len(self.layers), (), device=device, generator=generator))
 
     def labeled_loss(self, method: Method, model: TwoStream, images: Tensor, labels: Tensor) -> Tensor:
@@ -84,6 +84,15 @@ class Mixing:
                 values = mix(values, drawn.partners, shares)
         logits: Tensor = model.head(values)
         return logits
+
+
+def draw_shares(alpha: float, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """What each of `count` samples keeps of itself: Beta(α, α), the larger part, so that it stays the sample it is.
+
+    Beta(α, α) is the first of two shares of a symmetric Dirichlet, whose sampler takes a generator.
+    """
+    shares = torch._sample_dirichlet(torch.full((count, 2), alpha, device=device), generator)[:, 0]
+    return torch.maximum(shares, 1.0 - shares)
 
 
 def mix(values: Tensor, partners: Tensor, shares: Tensor) -> Tensor:

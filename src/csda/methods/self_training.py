@@ -78,12 +78,16 @@ class SelfTraining(Method):
     trained_view: ClassVar[View] = "weak"
     """Which view of an unlabeled image the student learns from."""
 
+    guess_frequencies: Tensor
+    """Mean of the guesses that were trained on; learned where logits are adjusted."""
+
     def __init__(self, task: Task, settings: SelfTrainingSettings) -> None:
         super().__init__(task)
         self.settings = settings
         self.refinement = Refinement(task, settings)
         self.teacher_trains = settings.teacher_mode == "train"
         self.mixing = Mixing(settings, task) if settings.mix_labels else None
+        self.register_buffer("guess_frequencies", torch.tensor(task.class_counts) / max(task.num_labeled, 1))
 
     def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         if self.settings.teacher_start == "copy":
@@ -204,12 +208,30 @@ class SelfTraining(Method):
             supervised = self.mixing.labeled_loss(self, model, labeled_images, labels)
             return supervised, self.unlabeled_loss(model(samples.view(self.trained_view)), targets, mask)
         images = samples.view(self.trained_view)
+        labeled_images, labels = self.mixed(labeled_images, labels)
         forward = model.forward_apart if self.settings.passes == "two" else model
         labeled_logits, logits = forward(labeled_images, images).split((len(labeled_images), len(images)))
         losses = self.labeled_loss(labeled_logits, labels), self.unlabeled_loss(logits, targets, mask)
         if self.settings.labeled_from == "student" and self.settings.observes:
             self.observe(self.probabilities(labeled_logits.detach()), labels)
         return losses
+
+    def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        return super().unlabeled_loss(self.adjusted_by_guesses(logits, targets, mask), targets, mask)
+
+    def adjusted_by_guesses(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        """Logits with the frequencies of the guesses in them, for the loss on these, where logits are adjusted at all.
+
+        Alignment and queue change how often a class is guessed, so the labeled frequencies would not do.
+        """
+        if not self.recipe.adjust:
+            return logits
+        with torch.no_grad():
+            rows = mask if mask.ndim == 1 else mask.any(dim=-1)
+            count = rows.sum()
+            mean = (targets * rows[:, None]).sum(dim=0) / count.clamp_min(1)
+            self.guess_frequencies.lerp_(torch.where(count > 0, mean, self.guess_frequencies), 0.02)
+        return logits.float() + self.offset(self.guess_frequencies)
 
     def observe(self, labeled_probs: Tensor, labels: Tensor) -> None:
         """Make λ^x of the student's own predictions."""

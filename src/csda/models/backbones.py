@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csda.errors import ConfigError
+from csda.models.adapters import LIBRARIES, adapt, is_adapted
 from csda.models.alexnet import alexnet
 from csda.models.dropout import Dropout
 from csda.models.efficientnet import efficientnet_lite0
@@ -56,10 +57,13 @@ BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {
 
 def build_encoder(name: str, image_size: int, channels: int, dropout: float) -> Encoder:
     """The encoder of a name, for square images of this size."""
+    if is_adapted(name):
+        return adapt(name, image_size, channels, dropout)
     if name not in BACKBONES:
         close = difflib.get_close_matches(name, BACKBONES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"backbone = {name!r} is unknown; {hint}choose one of {', '.join(BACKBONES)}")
+        others = [f"{library}:NAME" for library in LIBRARIES]
+        raise ConfigError(f"backbone = {name!r} is unknown; {hint}choose one of {', '.join((*BACKBONES, *others))}")
     return BACKBONES[name](image_size, channels, dropout)
 
 
@@ -67,6 +71,8 @@ def check_encoder(name: str, image_size: int, channels: int, dropout: float) -> 
     """Refuse a backbone or an image size that cannot be had, by passing an image through a network without weights."""
     with torch.device("meta"):
         encoder = build_encoder(name, image_size, channels, dropout).eval()
+    if is_adapted(name):  # the image has passed already
+        return
     try:
         with torch.no_grad():
             features = encoder.to_empty(device="cpu")(torch.zeros(1, channels, image_size, image_size))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from csda.distributed import Ranks
+from csda.errors import ConfigError
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
@@ -84,6 +85,12 @@ class TwoStream(nn.Module):
         """The weights' part of `update_teacher`."""
         torch._foreach_lerp_(tuple(self.teacher.parameters()), tuple(self.student.parameters()), 1.0 - momentum)
 
+    @torch.no_grad()
+    def follow(self, other: TwoStream, momentum: float) -> None:
+        """Move what predicts, student and head, towards those of another: ours ← m · ours + (1 − m) · theirs."""
+        for ours, theirs in ((self.student, other.student), (self.head, other.head)):
+            torch._foreach_lerp_(_state(ours), _state(theirs), 1.0 - momentum)
+
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         self.teacher.train(mode and self.teacher_trains)
@@ -102,8 +109,13 @@ class TwoStream(nn.Module):
             if isinstance(module, Dropout):
                 module.ranks = ranks
             for name, child in module.named_children():
-                if isinstance(child, nn.BatchNorm2d):
+                if type(child) is nn.BatchNorm2d:
                     setattr(module, name, SharedBatchNorm2d(child, ranks))
+                elif isinstance(child, nn.modules.batchnorm._BatchNorm):
+                    raise ConfigError(
+                        f"this backbone has a BatchNorm of its own, {type(child).__name__}, which several processes "
+                        "cannot share; train in one process, or choose another backbone"
+                    )
 
 
 def _state(encoder: nn.Module) -> list[Tensor]:

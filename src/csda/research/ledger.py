@@ -25,7 +25,6 @@ from csda import metrics
 from csda.config import RunConfig
 from csda.data import load_dataset, split_files
 from csda.data.content import content_digest
-from csda.errors import RunError
 from csda.research.summary import average
 from csda.runs import Run
 from csda.training import configure
@@ -44,13 +43,27 @@ CIRCUMSTANCES = (
     "resident_share",
     "cuda_graph",
     "kernels",
+    "time_kernels",
     "checkpoint_seconds",
     "tensorboard",
     "max_unreadable",
 )
 """Settings that say how a run is executed, or only name others, and so do not tell two runs apart."""
 
-LATER = {"pretrained": False}
+LATER = {
+    "pretrained": False,
+    "weight_decay": 0.0,
+    "schedule": "steps",
+    "lr_warm_up": 0,
+    "zoom": 1.0,
+    "border": "zeros",
+    "color": 0.0,
+    "mixup_alpha": 0.0,
+    "adjust": False,
+    "average": 0.0,
+    "choose": "best",
+    "test_flips": False,
+}
 """Settings that came after the first tables, with the value that all runs had before; at that value they are left out
 of an identity, so that the settings of those tables keep their digest."""
 
@@ -145,11 +158,6 @@ def digest_split(run: Run) -> str:
 
 def read_line(run: Run) -> dict[str, Any]:
     """A line of runs.csv, from the small files of a run; numbers have the digits that the file keeps."""
-    if len(run.metrics) < run.result["best_epoch"]:
-        raise RunError(
-            f"{run.folder}: metrics.jsonl has {len(run.metrics)} epochs and result.json speaks of epoch "
-            f"{run.result['best_epoch']}; copy the folder again, or remove it to train the run anew"
-        )
     probs, labels = run.predictions.part("test")
     last = run.metrics[-20:]
     chosen = run.metrics[run.result["best_epoch"] - 1]

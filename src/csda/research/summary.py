@@ -144,6 +144,8 @@ def format_page(
 ) -> str:
     """The page of a table: what was run, the table, csda against the others, and what is missing."""
     reference = experiment.rows[0].name
+    last = {settings.get("choose") == "last" for settings in about["settings"].values()}
+    epoch = "last epoch" if last == {True} else "epoch of best validation AUC"
     against: Against = {(gap["method"], gap["reference"], gap["labels"], gap["split"]): gap for gap in gaps}
     lines = [
         f"# {experiment.title}",
@@ -151,7 +153,7 @@ def format_page(
         *([experiment.note.strip(), ""] if experiment.note else []),
         f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, on "
         f"{'; '.join(about['machine'])}, torch {', '.join(about['torch'])}; the last column has the commits. Test "
-        f"figures at the epoch of best validation AUC, mean ± standard deviation over seeds; differences to "
+        f"figures at the {epoch}, mean ± standard deviation over seeds; differences to "
         f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside that "
         f"of {ENOUGH} seeds or more.",
         "",

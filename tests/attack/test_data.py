@@ -1,0 +1,261 @@
+"""An attack on the data side, seeded and short: nothing in a data set hangs, crashes or fills the machine."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import socket
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from csda.data import check as check_module
+from csda.data import decode, load_dataset
+from csda.data.content import content_digest
+from csda.data.csv_files import read_table
+from csda.data.decode import UnreadableError, read_header, read_image
+from csda.data.tree import scan_images
+from csda.errors import DataError
+
+pydicom = pytest.importorskip("pydicom")
+
+MUTATIONS = 150
+SECONDS = 60
+
+
+def image_bytes(kind: str) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 20, 3), np.uint8)
+    file = io.BytesIO()
+    if kind == "DICOM":
+        dicom_of(pixels[..., 0]).save_as(file, enforce_file_format=True)
+    else:
+        Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def dicom_of(pixels: np.ndarray, syntax: str = "1.2.840.10008.1.2.1") -> Any:
+    meta = pydicom.dataset.FileMetaDataset()
+    meta.TransferSyntaxUID = syntax
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = "1.2.840.10008.5.1.4.1.1.7", "1.2.3"
+    dataset = pydicom.FileDataset(None, {}, file_meta=meta, preamble=b"\0" * 128)
+    dataset.Rows, dataset.Columns = pixels.shape
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.BitsAllocated = dataset.BitsStored = 8
+    dataset.HighBit, dataset.PixelRepresentation = 7, 0
+    dataset.PixelData = pixels.tobytes()
+    return dataset
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    changed = bytearray(data)
+    kind = rng.integers(4)
+    place = int(rng.integers(len(data)))
+    if kind == 0:
+        for spot in rng.integers(0, len(data), 1 + int(rng.integers(8))):
+            changed[spot] = int(rng.integers(256))
+    elif kind == 1:
+        del changed[place:]
+    elif kind == 2:
+        changed[place : place + 4] = b"\xff\xff\xff\xff"
+    else:
+        del changed[place : place + int(rng.integers(1, 64))]
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "BMP", "DICOM"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_mutated_image_is_read_or_refused(kind: str, tmp_path: Path) -> None:
+    rng, whole = np.random.default_rng(22), image_bytes(kind)
+    path = tmp_path / ("a.dcm" if kind == "DICOM" else "a.png")
+    refused: list[str] = []
+    for _ in range(MUTATIONS):
+        path.write_bytes(mutated(whole, rng))
+        try:
+            read_header(path)
+            assert read_image(path, 16, 3).shape == (16, 16, 3)
+        except UnreadableError as error:
+            refused.append(str(error))
+    assert all(text.startswith(str(path)) for text in refused)
+    assert 0 < len(refused) < MUTATIONS
+
+
+def test_a_mutated_table_is_read_or_refused_with_its_name(tmp_path: Path) -> None:
+    rng = np.random.default_rng(22)
+    whole = "image,label,group\n" + "".join(f"{n}.png,{'cat' if n % 2 else 'dög'},p{n // 3}\n" for n in range(30))
+    path = tmp_path / "labels.csv"
+    refused: list[str] = []
+    for _ in range(MUTATIONS):
+        path.write_bytes(mutated(whole.encode(), rng))
+        try:
+            read_table(path)
+        except DataError as error:
+            refused.append(str(error))
+    assert all(str(path) in text for text in refused)
+    assert 0 < len(refused) < MUTATIONS
+
+
+def csda(*words: object) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, which would show a crash or a wait."""
+    command = [sys.executable, "-m", "csda", *map(os.fsencode, map(str, words))]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for number, name in enumerate(["cat", "dog"] * 12):
+        (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number:02d}.png")
+    return tmp_path / "images"
+
+
+def test_pipes_sockets_and_odd_links_do_not_stop_anything(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(images / "cat" / "pipe")
+    os.mkfifo(images / "cat" / "pipe.png")
+    (images / "dog" / "self").symlink_to("self")
+    (images / "dog" / "self.png").symlink_to("self.png")
+    monkeypatch.chdir(images / "dog")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket.png")
+        tree = scan_images(images)
+        assert {"cat/pipe", "dog/self"} <= set(tree.others)
+        reasons = {}
+        for name in ("cat/pipe.png", "dog/socket.png", "dog/self.png"):
+            with pytest.raises(UnreadableError) as refused:
+                read_image(images / name, 8, 3)
+            reasons[name] = refused.value.reason
+        assert reasons["cat/pipe.png"] == reasons["dog/socket.png"] == "is not a file"
+        dataset = load_dataset(images)
+        assert len(content_digest(dataset)) == 16
+        report = check_module.check(dataset, max_unreadable=0.5)
+        assert sorted(record.id for record, _ in report.unreadable) == sorted(reasons)
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "train.csv", "HAM10000_metadata.csv", "Data_Entry_2017.csv"])
+def test_a_pipe_in_the_place_of_a_table(name: str, images: Path) -> None:
+    os.mkfifo(images / name)
+    with pytest.raises(DataError, match=f"{name} cannot be read: is not a regular file"):
+        load_dataset(images)
+
+
+def test_a_file_that_may_not_be_read(images: Path) -> None:
+    path = images / "cat" / "00.png"
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("who runs this may read everything")
+    with pytest.raises(UnreadableError, match="may not be read"):
+        read_image(path, 8, 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_deflated_bomb_is_not_inflated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MAX_BYTES", 1 << 26)
+    plain = dicom_of(np.zeros((8, 8), np.uint8), "1.2.840.10008.1.2.1.99")
+    plain.save_as(tmp_path / "sound.dcm", enforce_file_format=True)
+    assert read_image(tmp_path / "sound.dcm", 8, 1).shape == (8, 8, 1)
+
+    # A private element of 100 MB before the image: its size says nothing of it.
+    plain.add_new(0x00091010, "OB", bytes(100 << 20))
+    plain.save_as(tmp_path / "bomb.dcm", enforce_file_format=True)
+    assert (tmp_path / "bomb.dcm").stat().st_size < 1 << 20
+    monkeypatch.setattr(zlib, "decompress", lambda *_: pytest.fail("inflated"))
+    for read in (read_header, lambda path: read_image(path, 8, 1)):
+        with pytest.raises(UnreadableError, match="inflates to more than"):
+            read(tmp_path / "bomb.dcm")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_frame_larger_than_the_file_says(tmp_path: Path) -> None:
+    from pydicom.encaps import encapsulate
+
+    for side, sound in ((16, True), (64, False)):
+        frame = io.BytesIO()
+        Image.fromarray(np.zeros((side, side), np.uint8)).save(frame, "JPEG")
+        dataset = dicom_of(np.zeros((16, 16), np.uint8), "1.2.840.10008.1.2.4.50")
+        dataset.PixelData = encapsulate([frame.getvalue()])
+        dataset["PixelData"].is_undefined_length = True
+        dataset.save_as(tmp_path / "a.dcm", enforce_file_format=True)
+        if sound:
+            assert read_image(tmp_path / "a.dcm", 8, 1).shape == (8, 8, 1)
+        else:
+            with pytest.raises(UnreadableError, match="an image of another size"):
+                read_image(tmp_path / "a.dcm", 8, 1)
+
+
+def test_wide_pixels_and_long_files_are_refused(tmp_path: Path) -> None:
+    dataset = dicom_of(np.zeros((8, 8), np.uint8))
+    dataset.Rows, dataset.Columns, dataset.SamplesPerPixel, dataset.BitsAllocated = 7000, 7000, 3, 32
+    dataset.save_as(tmp_path / "wide.dcm", enforce_file_format=True)
+    with pytest.raises(UnreadableError, match=r"588,000,000 bytes of pixels"):
+        read_image(tmp_path / "wide.dcm", 8, 1)
+    with (tmp_path / "long.png").open("wb") as file:
+        file.truncate(decode.MAX_BYTES + 1)
+    with pytest.raises(UnreadableError, match="bytes, more than"):
+        read_image(tmp_path / "long.png", 8, 1)
+    with (tmp_path / "long.csv").open("wb") as file:
+        file.truncate((1 << 30) + 1)
+    with pytest.raises(DataError, match=r"long\.csv has 1,073,741,825 bytes"):
+        read_table(tmp_path / "long.csv")
+
+
+def test_a_tile_larger_than_its_image(tmp_path: Path) -> None:
+    from PIL import TiffImagePlugin
+
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.tif", tiffinfo=tags)
+    with Image.open(tmp_path / "a.tif") as image:
+        image.tag_v2[322], image.tag_v2[323] = 30_000, 20_000
+        with pytest.raises(Exception, match="has a tile of more than"):
+            decode._header(image)
+
+
+def test_other_formats_of_pillow_are_not_tried(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    with pytest.raises(UnreadableError, match="is not an image in a known format"):
+        read_image(tmp_path / "a.png", 8, 3)
+
+
+def test_names_that_are_not_utf8_are_refused_before_any_work(tmp_path: Path) -> None:
+    bad = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
+    for words in (["train", bad], ["train", "--out", bad], ["data", "check", bad]):
+        ended = csda(*words)
+        assert ended.returncode == 2
+        assert "not UTF-8" in ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+FILL = """
+import sys
+from csda.data import load_dataset
+from csda.data.store import open_pixels
+store = open_pixels(load_dataset(sys.argv[1]), 64)
+assert store.array.any(axis=(1, 2, 3)).all()
+print(store.remarks)
+"""
+
+
+def test_a_cache_that_may_not_grow_is_done_without(images: Path) -> None:
+    """A limit on the length of files in the place of a full disk; the signal that goes with it is ignored by Python."""
+    ended = subprocess.run(
+        [sys.executable, "-c", FILL, str(images)], capture_output=True, text=True, timeout=SECONDS, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "cannot be written (File too large)" in ended.stdout
+
+
+def test_the_cache_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
+    from csda.data.cache import _reserve
+
+    with (tmp_path / "room").open("wb") as file:
+        _reserve(file.fileno(), 1 << 20)
+    status = (tmp_path / "room").stat()
+    assert (status.st_size, status.st_blocks * 512 >= 1 << 20) == (1 << 20, True)

@@ -1,0 +1,188 @@
+"""Damaged run folders: a command works with unchanged numbers or ends with one sentence, whatever was damaged."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from csda.cli import main
+from csda.runs import Run
+from tiny import InterruptedReporter, arguments, train_tiny
+
+Command = Callable[..., tuple[int, str, str]]
+
+MUTATIONS: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
+    "removed": lambda content, chance: None,
+    "emptied": lambda content, chance: b"",
+    "torn": lambda content, chance: content[: chance.randrange(1, len(content))],
+    "a bit flipped": lambda content, chance: _flipped(content, chance),
+    "a line removed": lambda content, chance: b"".join(_without(content.splitlines(keepends=True), chance)),
+    "the last line removed": lambda content, chance: b"".join(content.splitlines(keepends=True)[:-1]),
+    "undecodable": lambda content, chance: content[:9] + b"\xff\xfe\x80\0" + content[9:],
+    "other digits": lambda content, chance: content.replace(b"1", b"7"),
+    "words for numbers": lambda content, chance: content.replace(b"0", b"x"),
+    "a list": lambda content, chance: b"[]",
+    "another key": lambda content, chance: content.replace(b"e", b"i"),
+}
+FINAL = (
+    "config.toml",
+    "environment.json",
+    "manifest.json",
+    "split.csv",
+    "truth.csv",
+    "metrics.jsonl",
+    "model.safetensors",
+    "history.npz",
+    "predictions.csv",
+    "pseudo_labels.csv",
+    "result.json",
+)
+UNFINISHED = (
+    "config.toml",
+    "environment.json",
+    "manifest.json",
+    "split.csv",
+    "truth.csv",
+    "metrics.jsonl",
+    "model.safetensors",
+    "checkpoint.pt",
+    "history/00001.npz",
+)
+NUMBERS = ("predictions.csv", "pseudo_labels.csv", "model.safetensors")
+
+
+def _flipped(content: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(content)
+    changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+    return bytes(changed)
+
+
+def _without(lines: list[bytes], chance: random.Random) -> list[bytes]:
+    at = chance.randrange(len(lines))
+    return lines[:at] + lines[at + 1 :]
+
+
+@pytest.fixture(scope="module")
+def interrupted(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CSDA_CACHE", str(folder.parent / "cache"))
+        with pytest.raises(KeyboardInterrupt):
+            train_tiny(tiny_images, folder, reporter=InterruptedReporter(2))
+    return folder
+
+
+@pytest.fixture
+def csda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process: an exception that it does not explain is one here, too."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["csda", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as ending:
+            code = int(ending.code or 0)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def _damaged(folder: Path, place: Path, names: tuple[str, ...]) -> Iterator[tuple[str, str, Path]]:
+    """A copy of the folder for each file and mutation, with one file changed."""
+    chance = random.Random(22)
+    for name in names:
+        whole = (folder / name).read_bytes()
+        for mutation, change in MUTATIONS.items():
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(folder, place)
+            content = change(whole, chance)
+            if content == whole:
+                continue
+            (place / name).unlink()
+            if content is not None:
+                (place / name).write_bytes(content)
+            yield name, mutation, place
+
+
+def _is_one_sentence(answer: tuple[int, str, str]) -> bool:
+    code, printed, said = answer
+    return code == 2 and printed == "" and said.startswith("csda: ") and said.count("\n") == 1
+
+
+def _reading(folder: Path, image: Path) -> list[tuple[object, ...]]:
+    return [("evaluate", folder), ("predict", folder, image)]
+
+
+def test_a_damaged_file_of_a_finished_run_is_refused_or_changes_nothing(
+    csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path
+) -> None:
+    image = tiny_images / "rare" / "00.png"
+    whole = Path(shutil.copytree(tiny_run.folder, tmp_path / "whole"))
+    expected = [csda(*words) for words in _reading(whole, image)]
+    refused = 0
+    for name, mutation, folder in _damaged(whole, tmp_path / "run", FINAL):
+        for words, answer in zip(_reading(folder, image), expected, strict=True):
+            found = csda(*words)
+            if _is_one_sentence(found):
+                refused += 1
+            else:
+                assert (found[0], found[1]) == (answer[0], answer[1]), (words[0], name, mutation)
+    assert refused > 100
+
+
+def test_a_damaged_file_is_refused_by_report_or_leaves_the_page_as_it_is(
+    csda: Command, tiny_run: Run, tmp_path: Path
+) -> None:
+    whole = Path(shutil.copytree(tiny_run.folder, tmp_path / "whole"))
+    assert csda("report", whole)[0] == 0
+    page = (whole / "report.html").read_bytes()
+    (whole / "report.html").unlink()
+    # A page names its run by the folder, so the copies have the same name.
+    for name, mutation, folder in _damaged(whole, tmp_path / "copy" / "whole", FINAL):
+        if mutation in ("a bit flipped", "the last line removed"):
+            found = csda("report", folder)
+            assert _is_one_sentence(found) or (folder / "report.html").read_bytes() == page, (name, mutation)
+
+
+def test_a_damaged_file_of_an_older_run_ends_in_a_sentence_or_in_numbers(
+    csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path
+) -> None:
+    """Without a manifest there is no telling a changed digit; what is not of the right form is refused."""
+    image = tiny_images / "rare" / "00.png"
+    whole = Path(shutil.copytree(tiny_run.folder, tmp_path / "whole"))
+    (whole / "manifest.json").unlink()
+    names = tuple(name for name in FINAL if name != "manifest.json")
+    for name, mutation, folder in _damaged(whole, tmp_path / "run", names):
+        words = _reading(folder, image)[name == "model.safetensors"]
+        found = csda(*words)
+        assert _is_one_sentence(found) or found[0] == 0, (words[0], name, mutation, found)
+        if name in ("predictions.csv", "pseudo_labels.csv") and "removed" in mutation:
+            assert words[0] == "predict" or name == "pseudo_labels.csv" or found[0] == 2, (name, mutation)
+
+
+def test_a_damaged_file_of_a_stopped_run_is_refused_or_the_run_ends_as_it_would_have(
+    csda: Command, interrupted: Path, tiny_run: Run, tiny_images: Path, tmp_path: Path
+) -> None:
+    expected = {name: (tiny_run.folder / name).read_bytes() for name in NUMBERS}
+    refused = 0
+    for name, mutation, folder in _damaged(interrupted, tmp_path / "run", UNFINISHED):
+        if (name, mutation) in {("config.toml", "removed"), ("environment.json", "removed")}:
+            continue  # the folder is no run any more, or one that was cut off while it began
+        if name == "model.safetensors" and mutation != "a bit flipped":
+            continue  # the checkpoint has it, too, and all of these would be trained to their end
+        found = csda(*arguments(tiny_images, folder, {"tensorboard": "false"}, "--resume", "--quiet"))
+        if found[0] == 0:
+            assert {each: (folder / each).read_bytes() for each in NUMBERS} == expected, (name, mutation)
+        else:
+            assert found[0] == 2, (name, mutation, found)
+            assert found[2].startswith("csda: "), (name, mutation, found)
+            assert found[2].count("\n") == 1, (name, mutation, found)
+            refused += 1
+    assert refused > 50
