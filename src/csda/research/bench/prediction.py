@@ -23,7 +23,7 @@ from csda.evaluate import predict_images
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.predict import Predictor
-from csda.research.bench.timing import describe_machine, figure, time_once
+from csda.research.bench.timing import Action, describe_machine, figure, time_once
 from csda.runs import Run
 from csda.training import configure
 
@@ -62,7 +62,12 @@ def bench_predict(
             for _ in predictor.stream(files, BATCH):
                 pass
 
-        actions = {"bare": bare, "decode": decode, "predict": predict, "arrays": lambda: predictor.predict(pixels)}
+        actions: dict[str, Action] = {
+            "bare": bare,
+            "decode": decode,
+            "predict": predict,
+            "arrays": lambda: predictor.predict(pixels),
+        }
         for action in actions.values():
             action()
         seconds: dict[str, list[float]] = {name: [] for name in actions}
