@@ -341,6 +341,20 @@ def bench_scale(
     _keep_and_show([bench_scale(_with_preset(settings, preset), rounds=rounds, seconds=seconds)], out)
 
 
+@bench_app.command("recipe")
+def bench_recipe(
+    settings: Assignments = None,
+    rounds: Rounds = 10,
+    seconds: Seconds = 120.0,
+    out: FiguresFile = None,
+) -> None:
+    """Time a fine-tuning of 2,000 steps under the preset strong against the same in plain eager torch."""
+    _require_research()
+    from csda.research.bench import bench_recipe
+
+    _keep_and_show(bench_recipe(_with_preset(settings, None), rounds=rounds, seconds=seconds), out)
+
+
 @bench_app.command("data")
 def bench_data(
     data: Annotated[Path, typer.Argument(help="Folder of images.")],
