@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from csda.errors import CsdaError, DataError
+from csda.errors import CsdaError, DataError, is_out_of_memory
 
 app = typer.Typer(
     help="Few labels, many images, rare classes: semi-supervised classification of medical images.",
@@ -126,7 +126,7 @@ def predict(
 
     predictor = load(run)
     if not Run(run).finished:
-        print(f"csda: {run}: still training, or cut off; this is its best model so far", file=sys.stderr)
+        print(_printable(f"csda: {run}: still training, or cut off; this is its best model so far"), file=sys.stderr)
     paths = [
         path
         for given in images
@@ -142,12 +142,12 @@ def predict(
             problem = problems.get(position)
             cells = [*cells, ""] if problem is None else [*("" for _ in cells), str(problem)]
         # A name may hold bytes that are not UTF-8.
-        rows.append([text.encode("utf-8", "backslashreplace").decode() for text in (str(paths[position]), *cells)])
+        rows.append([_printable(text) for text in (str(paths[position]), *cells)])
     if out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
     else:
         write_csv(out, header, rows)
-        print(f"{len(paths) - len(problems)} predictions in {out}")
+        print(_printable(f"{len(paths) - len(problems)} predictions in {out}"))
     if problems:
         print(f"csda: {len(problems)} of {len(paths)} files could not be used; see the last column", file=sys.stderr)
         raise typer.Exit(1)
@@ -372,7 +372,12 @@ def _say(text: str) -> None:
     """Why the command stops; of several processes that stop together, one says it."""
     ranks = sys.modules.get("csda.distributed")
     if ranks is None or ranks.stops_first():
-        print(text, file=sys.stderr)
+        print(_printable(text), file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    """The text without bytes that are not UTF-8, which a name may hold and a terminal refuses."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _refuse_undecodable(words: list[str]) -> None:
@@ -398,3 +403,15 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _say(
+            f"csda: out of memory ({_first_line(error)}); give a smaller batch_size, unlabeled_batch_size or "
+            "image_size, or end what else is running; a training that has begun goes on with --resume"
+        )
+        sys.exit(2)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
