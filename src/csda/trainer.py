@@ -26,6 +26,7 @@ from csda.data.loader import open_parts
 from csda.data.prepared import PreparedData
 from csda.data.sampling import bilateral_draws, shuffled_passes
 from csda.data.splits import label_text, list_split
+from csda.data.store import available_cores
 from csda.distributed import Ranks
 from csda.engine import (
     Engine,
@@ -85,7 +86,7 @@ class Trainer:
         self.config, self.data, self.ranks = config, data, ranks or Ranks()
         dataset, split = data.dataset, data.split
         if config.threads:
-            torch.set_num_threads(config.threads)
+            torch.set_num_threads(min(config.threads, available_cores()))
         self.device = choose_device(config.device, self.ranks.local_rank)
         if self.device.type == "cuda" and not self.ranks.alone:
             torch.cuda.set_device(self.device)
