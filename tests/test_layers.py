@@ -17,9 +17,10 @@ from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
     ("errors", "folders", "arguments", "alignment", "losses", "metrics"),
-    ("config", "progress", "distributed"),
+    ("config", "progress", "distributed", "examples"),
     ("marginals", "condition_queue", "models", "data"),
-    ("methods", "evaluate", "runs", "engine"),
+    ("methods", "evaluate", "runs", "engine", "grad_cam"),
+    ("thumbnails",),
     ("trainer",),
     ("training", "predict", "export", "report"),
     ("demo", "review"),

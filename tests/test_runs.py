@@ -42,6 +42,7 @@ FILES = {
     "model.safetensors",
     "result.json",
     "tensorboard",
+    "thumbnails.npz",
 }
 
 

@@ -29,11 +29,12 @@ LAST = 20
 
 @dataclass(frozen=True, slots=True)
 class Conclusions:
-    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, and result.json."""
+    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, result.json, and thumbnails.npz."""
 
     predictions: list[list[str]]
     pseudo_labels: list[list[str]]
     result: dict[str, Any]
+    thumbnails: Mapping[str, npt.NDArray[Any]] | None = None
 
 
 class Evaluator:

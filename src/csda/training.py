@@ -203,7 +203,13 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
         conclusions = trainer.conclude(history)
     if not first:
         return run
-    run.finish(history.arrays, conclusions.predictions, conclusions.pseudo_labels, conclusions.result)
+    run.finish(
+        history.arrays,
+        conclusions.predictions,
+        conclusions.pseudo_labels,
+        conclusions.result,
+        conclusions.thumbnails,
+    )
     return Run(run.folder)
 
 

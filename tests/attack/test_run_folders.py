@@ -40,6 +40,7 @@ FINAL = (
     "history.npz",
     "predictions.csv",
     "pseudo_labels.csv",
+    "thumbnails.npz",
     "result.json",
 )
 UNFINISHED = (
