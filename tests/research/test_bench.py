@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from csda.cli import app
 from csda.data.decode import read_image
-from csda.errors import ConfigError
+from csda.errors import ConfigError, DataError
 from csda.methods import METHODS
 from csda.models.alexnet import alexnet
-from csda.research.bench import bench_data, bench_scale, bench_step, keep
+from csda.research.bench import bench_data, bench_predict, bench_scale, bench_step, keep
 from csda.research.bench.noise import images_trained_on, make_data, open_trainer
 from csda.research.bench.recipe import RECIPES, bench_recipe, count_recipe
 from csda.research.bench.step import count_work
@@ -207,6 +207,20 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     app(["bench", "scale", "--rounds", "1", *assignments, "--out", str(out)], standalone_mode=False)
     assert list(json.loads(out.read_text())["capacity_step_ms"]) == ["4", "64"]
     assert "capacity over reference: 64" in capsys.readouterr().out
+
+
+def test_predictions_are_timed_beside_network_and_decoding(tiny_images: Path, tmp_path: Path) -> None:
+    settings = {"preset": "quick", "image_size": 32}
+    for data in (tiny_images, None):
+        figures = bench_predict(settings, data=data, images=70, rounds=2)
+        assert figures["settings"]["images"] == 70
+        rates = figures["images_per_second"]
+        assert rates.keys() == {"bare", "decode", "predict", "arrays"}
+        assert all(rate["mean"] > 0 and rate["n"] == 2 for rate in rates.values())
+        assert 0 < figures["predict_of_bare"] < figures["predict_of_limit"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no images there"):
+        bench_predict(settings, data=tmp_path / "empty")
 
 
 def test_recipe_compares_each_training_with_plain_torch() -> None:
