@@ -134,7 +134,7 @@ def _commands() -> Iterator[tuple[str, str]]:
         lines += re.findall(r"`(csda [^`]+)`", FENCE.sub("", text))
         for line in lines:
             command = line.partition("  #")[0].removeprefix("$ ").strip()
-            if command.startswith("csda "):
+            if command.startswith("csda ") and "pseudo-counts" not in command:  # which add-a-command.md adds
                 yield _named(page), command
 
 
@@ -148,7 +148,7 @@ def _refusal(command: str) -> str | None:
     while hasattr(current, "commands"):
         if not words or words[0].startswith("-"):
             alone = not words and current.invoke_without_command
-            return None if alone or "--help" in words else f"{command}: no command is named"
+            return None if alone or {"--help", "--version"} & set(words) else f"{command}: no command is named"
         name = words.pop(0)
         if "|" in name:
             unknown = [each for each in name.split("|") if each not in current.commands]
