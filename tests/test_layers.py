@@ -16,10 +16,11 @@ import csda
 from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
-    ("errors", "folders", "arguments", "alignment", "losses", "metrics"),
+    ("errors", "folders", "arguments", "alignment", "losses", "metrics", "probe"),
     ("config", "progress", "distributed"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine"),
+    ("features",),
     ("trainer",),
     ("training", "predict", "export", "report"),
     ("demo", "review"),

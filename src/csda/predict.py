@@ -11,7 +11,7 @@ import torch
 
 from csda import metrics
 from csda.data.augment import Augmentation
-from csda.data.decode import read_image
+from csda.data.decode import Aspect, read_image
 from csda.data.loader import ImagePool
 from csda.data.records import Pixels
 from csda.engine import choose_device
@@ -42,12 +42,14 @@ class Predictor:
             self.channels: int = model["channels"]
             self._frequencies = model["class_frequencies"]
             self._flips: bool = model.get("flips", False)
+            self._aspect: Aspect = model.get("aspect", "squash")
+            frozen: bool = model.get("frozen", False)
             encoder = build_encoder(model["backbone"], self.image_size, self.channels, dropout=0.0)
         except (LookupError, TypeError, ValueError) as error:
             raise RunError(
                 f"{self._file}: not a model of csda ({type(error).__name__}: {error}); restore it or train anew"
             ) from None
-        self._model = TwoStream(encoder, len(self.classes))
+        self._model = TwoStream(encoder, len(self.classes), rectified=not frozen)
         # The teacher is not part of a finished model, and predicting leaves it out.
         expected = {k: value.shape for k, value in self._model.state_dict().items() if not k.startswith("teacher.")}
         if {k: value.shape for k, value in weights.items()} != expected:
@@ -82,7 +84,7 @@ class Predictor:
             pixels = {}
             for position, path in enumerate(paths[start : start + batch_size], start=start):
                 try:
-                    pixels[position] = read_image(path, self.image_size, self.channels)
+                    pixels[position] = read_image(path, self.image_size, self.channels, self._aspect)
                 except DataError as error:
                     problems[position] = error
             if pixels:

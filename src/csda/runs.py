@@ -116,9 +116,14 @@ class Run:
         result = self._json("result.json", {"best_epoch": int})
         if not 1 <= result["best_epoch"] <= len(self.metrics):
             raise self._damaged("result.json", f"best_epoch = {result['best_epoch']} of {len(self.metrics)} epochs")
-        for key, value in result.items():
-            if not (value is None or isinstance(value, int | float)):
-                raise self._damaged("result.json", f"{key} is no number")
+        control = result.get("control", {})
+        if not isinstance(control, dict) or not all(isinstance(figures, dict) for figures in control.values()):
+            raise self._damaged("result.json", "control holds no figures")
+        numbers = {key: value for key, value in result.items() if key != "control"}
+        for figures in (numbers, *control.values()):
+            for key, value in figures.items():
+                if not (value is None or isinstance(value, int | float)):
+                    raise self._damaged("result.json", f"{key} is no number")
         return result
 
     @property
@@ -581,7 +586,14 @@ def _npz(arrays: Mapping[str, Array]) -> bytes:
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     """JSON knows no NaN: a figure that is not defined becomes null."""
-    return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
+    return {
+        key: _finite(value)
+        if isinstance(value, Mapping)
+        else None
+        if isinstance(value, float) and not np.isfinite(value)
+        else value
+        for key, value in row.items()
+    }
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
