@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from csda import metrics
+from csda.calibration import Calibration
 from csda.config import RunConfig
 from csda.data.augment import Augmentation, FeatureViews
 from csda.data.loader import open_parts
 from csda.data.prepared import PreparedData
 from csda.data.sampling import bilateral_draws, shuffled_passes
 from csda.data.splits import label_text, list_split
+from csda.data.store import available_cores
 from csda.distributed import Ranks
 from csda.engine import (
     Engine,
@@ -49,6 +51,7 @@ from csda.models.two_stream import TwoStream
 from csda.probe import Balance, Probe, fit_probe
 from csda.progress import format_duration
 from csda.runs import Run, describe_environment
+from csda.thumbnails import illustrate
 
 _INITIAL_WEIGHTS = threading.Lock()
 """Layers draw their first weights from torch's own generator, which all threads share."""
@@ -90,7 +93,7 @@ class Trainer:
         self.config, self.data, self.ranks, self.features = config, data, ranks or Ranks(), features
         dataset, split = data.dataset, data.split
         if config.threads:
-            torch.set_num_threads(config.threads)
+            torch.set_num_threads(min(config.threads, available_cores()))
         self.device = choose_device(config.device, self.ranks.local_rank)
         if self.device.type == "cuda" and not self.ranks.alone:
             torch.cuda.set_device(self.device)
@@ -353,7 +356,11 @@ class Trainer:
         self.model.load_state_dict(self._best, strict=False)
         unlabeled_probs = self.evaluator.predict(self.model, self.parts.unlabeled)
         arrays = history.arrays[history.best - 1]
-        return self.evaluator.conclude(history.rows, history.best, arrays, unlabeled_probs, self.control)
+        conclusions = self.evaluator.conclude(history.rows, history.best, arrays, unlabeled_probs, self.control)
+        if not (self.config.thumbnails and self.ranks.first):
+            return conclusions
+        thumbnails = illustrate(self.data, self._image_model(), self.device, arrays["test_probs"], unlabeled_probs)
+        return replace(conclusions, thumbnails=thumbnails)
 
     # The run folder
 
@@ -403,7 +410,11 @@ class Trainer:
         self._best = {name: value.clone() for name, value in _predicting_state(self.predicting).items()}
         self._best_is_written = False
 
-    def _write_best(self, run: Run) -> None:
+    def write_calibrated(self, run: Run, calibration: Calibration | None) -> None:
+        """The best model once more, with what was fitted to its predictions on validation, if there is any."""
+        self._write_best(run, None if calibration is None else {"calibration": calibration.as_json()})
+
+    def _write_best(self, run: Run, more: Mapping[str, Any] | None = None) -> None:
         model = {
             "classes": self.data.dataset.classes,
             "multi_label": self.task.multi_label,
@@ -414,6 +425,7 @@ class Trainer:
             "frozen": self.config.frozen,
             "flips": self.config.test_flips,
             "class_frequencies": self.evaluator.frequencies.tolist() if self.evaluator.prior_correction else None,
+            **(more or {}),
         }
         run.write_model(self._whole_model(), {"csda": json.dumps(model, ensure_ascii=False)})
         self._best_is_written = True
@@ -428,6 +440,18 @@ class Trainer:
         head = fold(standardize, *(self._best[name] for name in names))
         body = {f"student.{name}": value for name, value in self.features.body.items()}
         return body | dict(zip(names, head, strict=True))
+
+    def _image_model(self) -> TwoStream:
+        """What predicts from images, with the weights of the best epoch."""
+        if self.features is None:
+            trained: TwoStream = self.model
+            return trained
+        config = self.config
+        encoder = build_encoder(config.backbone, config.image_size, self.task.channels, dropout=0.0)
+        model = TwoStream(encoder, self.task.num_classes, rectified=False)
+        model.load_state_dict(self._whole_model(), strict=False)
+        model.to(self.device)
+        return model
 
     def _environment(self) -> dict[str, Any]:
         dataset = self.data.dataset
