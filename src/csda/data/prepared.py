@@ -39,7 +39,7 @@ class PreparedData:
 def prepare_data(
     config: RunConfig, reporter: Reporter, *, upper_bound: bool = False, begun: Begun | None = None
 ) -> PreparedData:
-    """Read, split and decode. A run that goes on keeps the split that it has `begun` with, and needs the same data.
+    """Read, split and decode. A run that continues keeps the split that it has `begun` with, and needs the same data.
 
     For the `upper_bound` the unlabeled images whose labels are known become labeled ones.
     """
@@ -99,7 +99,7 @@ def split_configured(dataset: Dataset, config: RunConfig) -> Split:
 
 
 def _require_all(begun: Begun, unreadable: Sequence[tuple[Record, str]]) -> None:
-    """A run goes on with the images that it began with, or not at all."""
+    """A run continues with the images that it began with, or not at all."""
     members = {row.id for row in begun.split}
     for record, reason in unreadable:
         if record.id in members:

@@ -20,7 +20,7 @@ DECODING = 2
 """Part of every key: to be raised when `read_image` gives other pixels than before."""
 
 DRAWN_IN_MEMORY = 2**28
-"""Drawn sets of up to so many bytes are drawn anew each time."""
+"""Drawn sets of up to so many bytes are drawn again each time."""
 
 LISTED = 10
 """Unreadable images that a message names."""
