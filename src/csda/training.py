@@ -73,7 +73,13 @@ def train(
         require_possible(config, ranks)
         weights = ranks.from_first(lambda: _first_weights(config, run))
         begun = run.beginning if run is not None else None
-        prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth, begun=begun)
+        prepared = prepare_data(
+            config,
+            reporter,
+            upper_bound=METHODS[config.method].uses_truth,
+            begun=begun,
+            require_same=ranks.require_same,
+        )
         with using(choose_device(config.device, ranks.local_rank), config.precision, config.time_kernels):
             trainer = Trainer(config, prepared, ranks, weights)
             run = run or ranks.from_first(lambda: trainer.create_run(folder))
