@@ -16,12 +16,14 @@ import csda
 from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
-    ("errors", "folders", "arguments", "alignment", "losses", "metrics"),
+    ("errors", "folders"),
+    ("arguments", "alignment", "losses", "metrics", "calibration"),
     ("config", "progress", "distributed"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine"),
     ("trainer",),
-    ("training", "predict", "export", "report"),
+    ("training", "predict", "report"),
+    ("inference", "external", "export"),
     ("demo", "review"),
     ("cli",),
     ("__main__",),

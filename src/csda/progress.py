@@ -33,6 +33,9 @@ class Reporter:
     def pixels(self, done: int, total: int) -> None:
         """So many images are decoded."""
 
+    def images(self, done: int, total: int) -> None:
+        """So many images are predicted."""
+
     def begin(self, epochs: int, steps: int, done_epochs: int) -> None:
         """Training begins, or goes on after `done_epochs`."""
 
@@ -92,6 +95,9 @@ class BarReporter(Reporter):
 
     def pixels(self, done: int, total: int) -> None:
         self.progress.update(self._task("pixels", total), completed=done)
+
+    def images(self, done: int, total: int) -> None:
+        self.progress.update(self._task("images", total), completed=done, figures=f"{done:,} of {total:,}")
 
     def begin(self, epochs: int, steps: int, done_epochs: int) -> None:
         self._steps_shown = time.monotonic()

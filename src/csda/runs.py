@@ -3,7 +3,7 @@
     config.toml  split.csv  truth.csv  manifest.json  environment.json   when the run begins, the environment last
     history/  metrics.jsonl                                              after every epoch
     model.safetensors  checkpoint.pt                                     from time to time, the checkpoint last
-    history.npz  predictions.csv  pseudo_labels.csv                      when it ends
+    history.npz  predictions.csv  pseudo_labels.csv  calibration.json    when it ends
     manifest.json  result.json                                           after these, the result last
 
 Each file appears whole or not at all: it is written under a temporary name, synced and renamed. What lies beyond the
@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 import csda
+from csda.calibration import Calibration, from_json
 from csda.config import RunConfig, differences, format_config, parse_config, read_config
 from csda.data.records import encode_labels
 from csda.data.splits import Begun, SplitRow, parse_label, read_rows, read_truth
@@ -61,6 +62,7 @@ _LAST = (
     "history.npz",
     "predictions.csv",
     "pseudo_labels.csv",
+    "calibration.json",
     "result.json",
 )
 """What is final when it has finished."""
@@ -197,6 +199,22 @@ class Run:
         self._require_parts("pseudo_labels.csv", [(cells[0], "unlabeled") for cells in lines], "unlabeled")
         probs = self._probabilities("pseudo_labels.csv", [cells[3:] for cells in lines])
         return {cells[0]: row for cells, row in zip(lines, probs, strict=True)}
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """Temperature, thresholds and limits of sets; None in a run that has none, as those of older versions."""
+        if not self._path("calibration.json").is_file() and "calibration.json" not in self._manifest:
+            return None
+        content = self._json("calibration.json", {"levels": list})
+        with self._readable("calibration.json"):
+            return from_json(content, len(self.classes))
+
+    @cached_property
+    def predict(self) -> Callable[..., Any]:
+        """`csda.load(run).predict`: probabilities of images; the model is loaded once."""
+        # By the name that users call, since this module knows nothing of those above it.
+        predict: Callable[..., Any] = csda.load(self.folder).predict
+        return predict
 
     def labels_of(self, split: str) -> npt.NDArray[np.int64]:
         """Labels of a part of split.csv, in its order."""
@@ -350,11 +368,14 @@ class Run:
         predictions: Iterable[Sequence[object]],
         pseudo_labels: Iterable[Sequence[object]],
         result: Mapping[str, Any],
+        calibration: Calibration | None = None,
     ) -> None:
         """The files that a finished run has, with the arrays of all `epochs`; result.json says that it is one."""
         write_whole(self._path("history.npz"), _npz(_stacked(epochs)))
         write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
         write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
+        if calibration is not None:
+            write_whole(self._path("calibration.json"), json.dumps(calibration.as_json(), indent=1) + "\n")
         self._write_with_manifest("result.json", _finite(result), (*_FIRST, *_LAST))
         shutil.rmtree(self.folder / "history", ignore_errors=True)
 

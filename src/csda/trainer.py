@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from csda import metrics
+from csda.calibration import Calibration
 from csda.config import RunConfig
 from csda.data.augment import Augmentation
 from csda.data.loader import open_parts
@@ -325,7 +326,11 @@ class Trainer:
         self._best = {name: value.clone() for name, value in _predicting_state(self.predicting).items()}
         self._best_is_written = False
 
-    def _write_best(self, run: Run) -> None:
+    def write_calibrated(self, run: Run, calibration: Calibration) -> None:
+        """The best model once more, with what was fitted to its predictions."""
+        self._write_best(run, {"calibration": calibration.as_json()})
+
+    def _write_best(self, run: Run, more: Mapping[str, Any] | None = None) -> None:
         model = {
             "classes": self.data.dataset.classes,
             "multi_label": self.task.multi_label,
@@ -334,6 +339,7 @@ class Trainer:
             "backbone": self.config.backbone,
             "flips": self.config.test_flips,
             "class_frequencies": self.evaluator.frequencies.tolist() if self.evaluator.prior_correction else None,
+            **(more or {}),
         }
         run.write_model(self._best, {"csda": json.dumps(model, ensure_ascii=False)})
         self._best_is_written = True

@@ -209,7 +209,14 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
         conclusions = trainer.conclude(history)
     if not first:
         return run
-    run.finish(history.arrays, conclusions.predictions, conclusions.pseudo_labels, conclusions.result)
+    trainer.write_calibrated(run, conclusions.calibration)
+    run.finish(
+        history.arrays,
+        conclusions.predictions,
+        conclusions.pseudo_labels,
+        conclusions.result,
+        conclusions.calibration,
+    )
     return Run(run.folder)
 
 

@@ -134,10 +134,43 @@ def read_image(path: Path, size: int, channels: int) -> Pixels:
     try:
         with _opened(path) as file:
             image = _dicom_image(file) if _is_dicom(path, file) else _plain_image(file, size)
-        mode = "L" if channels == 1 else "RGB"
-        return _resize(image if image.mode == mode else image.convert(mode), size)
+        return _fit(image, size, channels)
     except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
         raise explain_failure(path, error) from error
+
+
+def fit_image(image: Image.Image, size: int, channels: int) -> Pixels:
+    """An image that Pillow has opened, as `read_image` would give it."""
+    try:
+        _header(image)
+        return _fit(_flatten(ImageOps.exif_transpose(image)), size, channels)
+    except Exception as error:  # a file that was opened and not read yet may be damaged
+        raise DataError(f"the image {_reason(error)}") from error
+
+
+def fit_array(values: npt.NDArray[Any], size: int, channels: int) -> Pixels:
+    """Values [H, W, C], of 8 or 16 bits, truth values, or numbers from 0 to 1, as `read_image` would give them."""
+    if not values.size or values.shape[0] * values.shape[1] > MAX_PIXELS:
+        raise DataError(f"an image is of the shape {list(values.shape)}; give [H, W, C] of up to {MAX_PIXELS:,} pixels")
+    if values.dtype.kind == "f":
+        if not ((values >= 0) & (values <= 1)).all():
+            raise DataError("an image of numbers has values outside of 0 to 1; scale it, or give uint8")
+        values = np.rint(values * 255).astype(np.uint8)
+    elif values.dtype == np.bool_:
+        values = values.astype(np.uint8) * np.uint8(255)
+    elif values.dtype == np.uint16:
+        values = _to_bytes(values)
+    elif values.dtype != np.uint8:
+        raise DataError(f"an image is of {values.dtype}; give uint8, uint16, or numbers from 0 to 1")
+    if values.shape == (size, size, channels):
+        return values
+    values = np.ascontiguousarray(values)
+    return _fit(_flatten(Image.fromarray(values[..., 0] if values.shape[2] == 1 else values)), size, channels)
+
+
+def _fit(image: Image.Image, size: int, channels: int) -> Pixels:
+    mode = "L" if channels == 1 else "RGB"
+    return _resize(image if image.mode == mode else image.convert(mode), size)
 
 
 def has_colour(path: Path, size: int) -> bool:
@@ -239,11 +272,16 @@ def _plain_image(file: BinaryIO, size: int) -> Image.Image:
             _silence_libtiff()
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
-        if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-            return Image.fromarray(_to_bytes(np.asarray(image)))
-        if image.has_transparency_data:
-            return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
-        return image
+        return _flatten(image)
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """Eight bits a channel, and transparent pixels on black."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return Image.fromarray(_to_bytes(np.asarray(image)))
+    if image.has_transparency_data:
+        return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
+    return image
 
 
 def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
