@@ -200,6 +200,9 @@ class RunConfig(Settings):
         0, ge=0, le=1024, description="CPU threads, up to one a core; 0: as torch has it"
     )
     tensorboard: Annotated[bool, DETAIL] = Field(True, description="write event files for TensorBoard")
+    thumbnails: Annotated[bool, DETAIL] = Field(
+        True, description="keep small pictures of some images for the report; false where images may not leave"
+    )
 
     method_settings: dict[str, Any] = Field(default_factory=dict)
 

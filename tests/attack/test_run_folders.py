@@ -37,6 +37,7 @@ FINAL = (
     "history.npz",
     "predictions.csv",
     "pseudo_labels.csv",
+    "thumbnails.npz",
     "result.json",
 )
 UNFINISHED = (
