@@ -19,10 +19,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True, rich_markup_mode=None)
+cache_app = typer.Typer(rich_markup_mode=None)
 bench_app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True, rich_markup_mode=None)
 weights_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
+app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 
 Data = Annotated[str | None, typer.Argument(help="Folder of images; without it the drawn set 'synthetic'.")]
@@ -300,6 +302,25 @@ def weights_get(name: Annotated[str, typer.Argument(help="A backbone that `csda 
     from csda.models.weights import fetch_weights
 
     print(fetch_weights(name))
+
+
+@cache_app.callback(invoke_without_command=True)
+def cache(context: typer.Context) -> None:
+    """Show what the cache holds: decoded pixels of each set, hashes of files, weights, and the limit."""
+    if context.invoked_subcommand is None:
+        from csda.data.cache import cache_table
+        from csda.folders import default_cache
+
+        _print(cache_table(default_cache()))
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Remove pixels and hashes of files from the cache; they are made anew when needed. Weights stay."""
+    from csda.data.cache import clear_cache, format_size
+    from csda.folders import default_cache
+
+    print(f"{format_size(clear_cache(default_cache()))} freed in {default_cache()}")
 
 
 @bench_app.command("step")

@@ -76,7 +76,13 @@ def train(
             reporter.note(remark)
         weights = ranks.from_first(lambda: _first_weights(config, run))
         begun = run.beginning if run is not None else None
-        prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth, begun=begun)
+        prepared = prepare_data(
+            config,
+            reporter,
+            upper_bound=METHODS[config.method].uses_truth,
+            begun=begun,
+            require_same=ranks.require_same,
+        )
         device = choose_device(config.device, ranks.local_rank)
         with using(device, config.precision, config.time_kernels):
             features = None
