@@ -60,7 +60,9 @@ def options(
 @app.command()
 def train(
     data: Data = None,
-    method: Annotated[str | None, typer.Option(help="One of `csda methods`.  [default: csda]")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="One of `csda methods`.  [default: csda; self-train with features]")
+    ] = None,
     preset: Preset = None,
     labels: Annotated[str | None, typer.Option(help="Labels to keep: 300, 10%, 20/class or 10% of groups.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, split and training.  [default: 0]")] = None,
