@@ -30,7 +30,8 @@ app.add_typer(bench_app, name="bench")
 Data = Annotated[str | None, typer.Argument(help="Folder of images; without it the drawn set 'synthetic'.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder that `csda train` made.")]
 Preset = Annotated[
-    str | None, typer.Option(help="paper, default, strong, or quick (what a machine without a GPU gets).")
+    str | None,
+    typer.Option(help="strong (own images on a GPU), features (without one), paper, default or quick."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines, no bars: for log files.")]
 Assignments = Annotated[
@@ -61,7 +62,9 @@ def options(
 @app.command()
 def train(
     data: Data = None,
-    method: Annotated[str | None, typer.Option(help="One of `csda methods`.  [default: csda]")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="One of `csda methods`.  [default: csda; self-train with features]")
+    ] = None,
     preset: Preset = None,
     labels: Annotated[str | None, typer.Option(help="Labels to keep: 300, 10%, 20/class or 10% of groups.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, split and training.  [default: 0]")] = None,
@@ -403,6 +406,21 @@ def bench_predict(
 
     chosen = _with_preset(settings, preset)
     _keep_and_show([bench_predict(chosen, data=data, images=images, rounds=rounds)], out)
+
+
+@bench_app.command("features")
+def bench_features(
+    data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn]")] = None,
+    settings: Assignments = None,
+    rounds: Rounds = 3,
+    out: FiguresFile = None,
+) -> None:
+    """Time the features of a frozen network against the bare network, and a training on them."""
+    _require_research()
+    from csda.config import parse_assignments
+    from csda.research.bench import bench_features
+
+    _keep_and_show([bench_features(parse_assignments(settings or []), data, rounds)], out)
 
 
 def _require_research() -> None:
