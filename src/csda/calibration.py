@@ -238,6 +238,36 @@ def measure(probs: Array, labels: Array) -> dict[str, float]:
     }
 
 
+def shift_frequencies(probs: Array, before: Array, after: Array, *, multi_label: bool = False) -> Floats:
+    """What a network would say that had learned from other class frequencies: p · after / before, normalised.
+
+    A class that was never learned from stays as it is. With several labels present and absent are two classes.
+    """
+    probs, before, after = (np.asarray(each, dtype=np.float64) for each in (probs, before, after))
+    if not multi_label:
+        weighted = probs * np.where(before > 0, after / np.where(before > 0, before, 1.0), 1.0)
+        return np.asarray(weighted / weighted.sum(axis=-1, keepdims=True).clip(SMALLEST), dtype=np.float64)
+    known = (before > 0) & (before < 1)
+    before, after = np.where(known, before, 0.5), np.where(known, after, 0.5)
+    present, absent = probs * after / before, (1 - probs) * (1 - after) / (1 - before)
+    return np.asarray(present / (present + absent).clip(SMALLEST), dtype=np.float64)
+
+
+def estimate_frequencies(probs: Array, before: Array, *, multi_label: bool = False, rounds: int = 1000) -> Floats:
+    """Class frequencies of unlabeled images by expectation maximisation (Saerens et al., 2002).
+
+    `probs` are calibrated for the frequencies `before`; what distinguishes the images of a class is taken to be the
+    same here and there.
+    """
+    estimate = np.asarray(before, dtype=np.float64)
+    for _ in range(rounds):
+        following = shift_frequencies(probs, before, estimate, multi_label=multi_label).mean(axis=0)
+        if np.abs(following - estimate).max() < 1e-7:
+            break
+        estimate = following
+    return estimate
+
+
 def quantile(scores: Array, coverage: float) -> float | None:
     """The ⌈(m + 1) c⌉-th smallest of m scores; None where m is too small for there to be one."""
     place = math.ceil((len(scores) + 1) * coverage - 1e-9)

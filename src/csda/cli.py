@@ -99,12 +99,40 @@ def train(
 
 
 @app.command()
-def evaluate(run: RunFolder) -> None:
-    """Print what a run achieved on its test images, with 95 % bootstrap intervals."""
-    from csda.report.tables import run_table
+def evaluate(
+    run: RunFolder,
+    data: Annotated[
+        str | None, typer.Argument(help="Folder of labeled images from elsewhere; without it its own test images.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="How to read DATA, where its layout does not tell.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for report, figures and predictions on DATA.")] = None,
+    settings: Assignments = None,
+    quiet: Quiet = False,
+) -> None:
+    """Print what a run achieves on its test images, or on others, with 95 % bootstrap intervals."""
     from csda.runs import Run
 
-    _print(run_table(Run(run)))
+    if data is None:
+        if source or out or settings:
+            raise CsdaError("--source, --out and --set are about images from elsewhere; name their folder, too")
+        from csda.report.tables import run_table
+
+        _print(run_table(Run(run)))
+        return
+    from csda.config import parse_assignments
+    from csda.external import evaluate_external
+    from csda.progress import choose_reporter
+    from csda.report.external import describe_calibration, external_tables, write_external
+
+    chosen = parse_assignments(settings or []) | ({} if source is None else {"source": source})
+    with choose_reporter(quiet) as reporter:
+        external = evaluate_external(Run(run), data, chosen, reporter.images)
+    for table in external_tables(external):
+        _print(table)
+    for remark in (describe_calibration(external), *external.remarks):
+        print(remark)
+    if out is not None:
+        print(f"Report: {write_external(external, out)}")
 
 
 @app.command()

@@ -119,9 +119,15 @@ class Predictor:
         return np.concatenate(found) if found else np.empty((0, len(self.classes)), dtype=np.float32)
 
     def stream(
-        self, paths: Iterable[Path], batch_size: int = 256, *, jobs: int | None = None, tta: bool = False
+        self,
+        paths: Iterable[Path],
+        batch_size: int = 256,
+        *,
+        jobs: int | None = None,
+        tta: bool = False,
+        calibrated: bool = True,
     ) -> Iterator[Outcome]:
-        """What becomes of each file, in order, calibrated where the model knows how.
+        """What becomes of each file, in order; probabilities are `calibrated` where the model knows how.
 
         So many `jobs`, threads, decode coming files while the network computes. No more than a few batches are in
         memory at a time, however many files there are.
@@ -133,7 +139,7 @@ class Predictor:
                 pending.append((group, problems))
                 yield images
 
-        for probs in self._compute(pixels(), tta, calibrated=True):
+        for probs in self._compute(pixels(), tta, calibrated):
             group, problems = pending.popleft()
             rows = iter(probs)
             for position, path in enumerate(group):
