@@ -208,6 +208,22 @@ def report(
 
 
 @app.command()
+def export(
+    run: RunFolder,
+    to: Annotated[Literal["onnx", "torch", "monai"], typer.Option(help="ONNX, torch.export, or a MONAI bundle.")],
+    out: Annotated[Path | None, typer.Option(help="New folder to write.  [default: RUN-onnx and so on]")] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option(help="Image to compare on; repeatable.  [default: the run's test images]")
+    ] = None,
+) -> None:
+    """Write the model of a run, with its preprocessing and calibration, for programs without csda, and its card."""
+    from csda.export import export as export_model
+    from csda.runs import Run
+
+    print(export_model(Run(run), to, out, images or []))
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, to see its settings.")] = None,
     every: Annotated[

@@ -241,7 +241,7 @@ class Predictor:
 
     @torch.inference_mode()
     def _launch(self, pixels: Pixels, tta: bool) -> Tensor:
-        images = torch.from_numpy(pixels)
+        images = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
         if self.device.type == "cuda":
             images = images.pin_memory().to(self.device, non_blocking=True)
         if not len(images):
