@@ -244,13 +244,15 @@ def methods(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Of data, split and training.")] = 0,
+    settings: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
     """Train `baseline` and `csda` on drawn images and show both side by side, in a few minutes."""
+    from csda.config import parse_assignments
     from csda.demo import run_demo
     from csda.progress import choose_reporter
 
-    run_demo(out, seed, choose_reporter(quiet))
+    run_demo(out, seed, choose_reporter(quiet), parse_assignments(settings or []))
 
 
 @app.command()

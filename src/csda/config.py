@@ -197,7 +197,7 @@ class RunConfig(Settings):
         20.0, ge=0, le=1_000_000, description="least time between checkpoints"
     )
     threads: Annotated[int, DETAIL] = Field(0, ge=0, le=1024, description="CPU threads; 0 leaves it to torch")
-    tensorboard: Annotated[bool, DETAIL] = Field(True, description="write event files for TensorBoard")
+    tensorboard: Annotated[bool, DETAIL] = Field(False, description="write event files for TensorBoard")
 
     method_settings: dict[str, Any] = Field(default_factory=dict)
 
