@@ -17,10 +17,11 @@ from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
     ("errors", "folders"),
-    ("arguments", "alignment", "losses", "metrics", "calibration"),
-    ("config", "progress", "distributed"),
+    ("arguments", "alignment", "losses", "metrics"),
+    ("config", "progress", "distributed", "examples", "calibration"),
     ("marginals", "condition_queue", "models", "data"),
-    ("methods", "evaluate", "runs", "engine"),
+    ("methods", "evaluate", "runs", "engine", "grad_cam"),
+    ("thumbnails",),
     ("trainer",),
     ("training", "predict", "report"),
     ("inference", "external", "export"),

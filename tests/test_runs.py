@@ -43,6 +43,7 @@ FILES = {
     "model.safetensors",
     "result.json",
     "tensorboard",
+    "thumbnails.npz",
 }
 
 

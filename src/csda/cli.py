@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from csda.errors import CsdaError, DataError
+from csda.errors import CsdaError, DataError, is_out_of_memory
 
 app = typer.Typer(
     help="Few labels, many images, rare classes: semi-supervised classification of medical images.",
@@ -166,13 +166,11 @@ def predict(
 
     if resume and out is None:
         raise CsdaError("--resume needs --out, the table to go on with")
+    remark = None
     if not Run(run).finished:
-        print(f"csda: {run}: still training, or cut off; this is its best model so far", file=sys.stderr)
+        remark = "still training, or cut off; this is its best model so far"
     elif (fitted := Run(run).calibration) is None or fitted.remarks:
-        print(
-            f"csda: {run}: {'; '.join(fitted.remarks) if fitted else 'not calibrated; nothing is called unsure'}",
-            file=sys.stderr,
-        )
+        remark = "; ".join(fitted.remarks) if fitted else "not calibrated; nothing is called unsure"
     with choose_reporter(quiet) as reporter:
         done = predict_table(
             run,
@@ -186,8 +184,10 @@ def predict(
             echo=sys.stdout.write,
             progress=reporter.images,
         )
+    if remark is not None:
+        print(_printable(f"csda: {run}: {remark}"), file=sys.stderr)
     if out is not None:
-        print(f"{done.files - done.unusable} predictions in {out}")
+        print(_printable(f"{done.files - done.unusable} predictions in {out}"))
     if done.unusable:
         print(f"csda: {done.unusable} of {done.files} files could not be used; see the last column", file=sys.stderr)
         raise typer.Exit(1)
@@ -461,7 +461,12 @@ def _say(text: str) -> None:
     """Why the command stops; of several processes that stop together, one says it."""
     ranks = sys.modules.get("csda.distributed")
     if ranks is None or ranks.stops_first():
-        print(text, file=sys.stderr)
+        print(_printable(text), file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    """The text without bytes that are not UTF-8, which a name may hold and a terminal refuses."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _refuse_undecodable(words: list[str]) -> None:
@@ -489,3 +494,15 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _say(
+            f"csda: out of memory ({_first_line(error)}); give a smaller batch_size, unlabeled_batch_size or "
+            "image_size, or end what else is running; a training that has begun goes on with --resume"
+        )
+        sys.exit(2)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

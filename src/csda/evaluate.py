@@ -30,12 +30,13 @@ LAST = 20
 
 @dataclass(frozen=True, slots=True)
 class Conclusions:
-    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, result.json and calibration.json."""
+    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, and the other files of its end."""
 
     predictions: list[list[str]]
     pseudo_labels: list[list[str]]
     result: dict[str, Any]
     calibration: Calibration
+    thumbnails: Mapping[str, npt.NDArray[Any]] | None = None
 
 
 class Evaluator:

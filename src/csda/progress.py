@@ -125,13 +125,19 @@ class EventWriter:
     """TensorBoard's event files of a run; a resumed run hides the epochs that it computes again."""
 
     def __init__(self, run_folder: Path, epochs_done: int) -> None:
+        self._folder = run_folder / "tensorboard"
+        self._open(epochs_done + 1)
+
+    def _open(self, epoch: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder = run_folder / "tensorboard"
         with explained(self._folder):
-            self._writer = SummaryWriter(str(self._folder), purge_step=epochs_done + 1)
+            self._writer = SummaryWriter(str(self._folder), purge_step=epoch)
 
     def write(self, row: Mapping[str, Any]) -> None:
+        # The thread that writes would fail on a folder that somebody removed, and print how.
+        if not self._folder.is_dir():
+            self._open(row["epoch"])
         with explained(self._folder):
             for name, value in row.items():
                 if isinstance(value, float) and math.isfinite(value):
@@ -139,6 +145,8 @@ class EventWriter:
             self._writer.flush()
 
     def close(self) -> None:
+        if not self._folder.is_dir():
+            return
         with explained(self._folder):
             self._writer.close()
 

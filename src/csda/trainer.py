@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from csda.data.loader import open_parts
 from csda.data.prepared import PreparedData
 from csda.data.sampling import bilateral_draws, shuffled_passes
 from csda.data.splits import label_text, list_split
+from csda.data.store import available_cores
 from csda.distributed import Ranks
 from csda.engine import (
     Engine,
@@ -46,6 +47,7 @@ from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.progress import format_duration
 from csda.runs import Run, describe_environment
+from csda.thumbnails import illustrate
 
 _INITIAL_WEIGHTS = threading.Lock()
 """Layers draw their first weights from torch's own generator, which all threads share."""
@@ -85,7 +87,7 @@ class Trainer:
         self.config, self.data, self.ranks = config, data, ranks or Ranks()
         dataset, split = data.dataset, data.split
         if config.threads:
-            torch.set_num_threads(config.threads)
+            torch.set_num_threads(min(config.threads, available_cores()))
         self.device = choose_device(config.device, self.ranks.local_rank)
         if self.device.type == "cuda" and not self.ranks.alone:
             torch.cuda.set_device(self.device)
@@ -275,7 +277,12 @@ class Trainer:
         """What the run has come to, by the weights of its best epoch."""
         self.model.load_state_dict(self._best, strict=False)
         unlabeled_probs = self.evaluator.predict(self.model, self.parts.unlabeled)
-        return self.evaluator.conclude(history.rows, history.best, history.arrays[history.best - 1], unlabeled_probs)
+        arrays = history.arrays[history.best - 1]
+        conclusions = self.evaluator.conclude(history.rows, history.best, arrays, unlabeled_probs)
+        if not (self.config.thumbnails and self.ranks.first):
+            return conclusions
+        thumbnails = illustrate(self.data, self.model, self.device, arrays["test_probs"], unlabeled_probs)
+        return replace(conclusions, thumbnails=thumbnails)
 
     # The run folder
 

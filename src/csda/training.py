@@ -211,6 +211,7 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
         conclusions.pseudo_labels,
         conclusions.result,
         conclusions.calibration,
+        conclusions.thumbnails,
     )
     return Run(run.folder)
 

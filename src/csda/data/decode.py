@@ -24,8 +24,9 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -86,6 +87,24 @@ class UnreadableError(DataError):
 
 class _RefusedError(Exception):
     """The reason why a file is not used, without its path."""
+
+
+@cache
+def _silence_libtiff() -> None:
+    """Keep libtiff from writing to stderr, without the name of a file, what Pillow raises as an error anyway.
+
+    Nothing is lost where its library is not found among those that Pillow brings along, or that Linux says are loaded.
+    """
+    import ctypes
+
+    beside = Path(Image.__file__).parent
+    libraries = [*beside.parent.glob("pillow.libs/libtiff*"), *beside.glob(".dylibs/libtiff*")]
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        libraries += {Path(line.split(maxsplit=5)[5]) for line in lines if "/libtiff" in line}
+    for library in libraries:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(str(library)).TIFFSetErrorHandler(None)
 
 
 @contextmanager
@@ -249,6 +268,8 @@ def _plain_image(file: BinaryIO, size: int) -> Image.Image:
         _header(image)
         # A JPEG can be decoded at half its size or less; twice the wanted size leaves the filter enough to work on.
         image.draft(None, (2 * size, 2 * size))
+        if image.format == "TIFF":
+            _silence_libtiff()
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return _flatten(image)
