@@ -17,11 +17,11 @@ from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
     ("errors", "folders"),
-    ("arguments", "alignment", "losses", "metrics"),
+    ("arguments", "alignment", "losses", "metrics", "probe"),
     ("config", "progress", "distributed", "examples", "calibration"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine", "grad_cam"),
-    ("thumbnails",),
+    ("thumbnails", "features"),
     ("trainer",),
     ("training", "predict", "report"),
     ("inference", "external", "export"),
