@@ -83,6 +83,16 @@ class Classifier(nn.Module):
         return torch.softmax(logits / self.temperature, dim=-1)
 
 
+def resize(values: Tensor, size: int) -> Tensor:
+    """Images [B, C, H, W] of 0 to 255 as squares of 0 to 1: across, then down, whole grey levels after each pass.
+
+    So does the decoder; without the rounding in between one pixel of ten is off by a grey level.
+    """
+    for shape in ((values.shape[2], size), (size, size)):
+        values = F.interpolate(values, shape, mode="bilinear", antialias=True).round().clamp(0.0, 255.0)
+    return values / 255.0
+
+
 class ImageClassifier(nn.Module):
     """The same from decoded images, uint8 [B, H, W, C] of any size."""
 
@@ -91,10 +101,7 @@ class ImageClassifier(nn.Module):
         self.classifier, self.size = classifier, size
 
     def forward(self, images: Tensor) -> Tensor:
-        values = images.permute(0, 3, 1, 2).float()
-        values = F.interpolate(values, (self.size, self.size), mode="bilinear", antialias=True)
-        # Our decoder gives whole grey levels.
-        probs: Tensor = self.classifier(values.round().clamp(0.0, 255.0) / 255.0)
+        probs: Tensor = self.classifier(resize(images.permute(0, 3, 1, 2).float(), self.size))
         return probs
 
 
@@ -120,6 +127,8 @@ def export(run: Run, to: Form, out: Path | None = None, images: Sequence[Path] =
         if folder.exists() and any(folder.iterdir()):
             raise RunError(f"{folder}: not empty; give another --out")
     predictor = Predictor(run, "cpu")
+    if predictor.aspect != "squash":
+        raise ConfigError(f"{run.folder}: aspect = {predictor.aspect!r} has no exported form; train with aspect=squash")
     samples = _samples(run, predictor, images)
     with explained(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -182,8 +191,7 @@ def _write_monai(run: Run, predictor: Predictor, samples: Samples, folder: Path)
     write_whole(folder / "configs/inference.json", _dump(_inference(predictor)))
 
     def answer(images: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        values = torch.from_numpy(images).permute(0, 3, 1, 2).float()
-        values = F.interpolate(values, (size, size), mode="bilinear", antialias=True).round().clamp(0, 255) / 255
+        values = resize(torch.from_numpy(images).permute(0, 3, 1, 2).float(), size)
         return np.asarray(module(values).detach())
 
     return _compare(answer, samples, "models/model.pt2")
@@ -376,14 +384,19 @@ def _inference(predictor: Predictor) -> dict[str, Any]:
                     ),
                 },
                 {"_target_": "EnsureChannelFirstd", "keys": "image", "channel_dim": channel},
-                {
-                    "_target_": "Lambdad",
-                    "keys": "image",
-                    "func": (
-                        "$lambda image: torch.nn.functional.interpolate(image[None].float(), "
-                        f"({size}, {size}), mode='bilinear', antialias=True)[0].round().clamp(0, 255) / 255"
-                    ),
-                },
+                # Across, then down, as `resize` does it.
+                *(
+                    {
+                        "_target_": "Lambdad",
+                        "keys": "image",
+                        "func": (
+                            f"$lambda image: torch.nn.functional.interpolate(image[None].float(), ({shape}), "
+                            "mode='bilinear', antialias=True)[0].round().clamp(0, 255)"
+                        ),
+                    }
+                    for shape in (f"image.shape[1], {size}", f"{size}, {size}")
+                ),
+                {"_target_": "Lambdad", "keys": "image", "func": "$lambda image: image / 255"},
             ],
         },
         "dataset": {
