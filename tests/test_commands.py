@@ -54,6 +54,8 @@ ELSEWHERE = {
     r"csda train .*backbone=timm:\S+ --set pretrained.*": "tests/models/test_adapters.py",
     r"csda reproduce .*--fresh.*": "tests/research/test_reproduce.py",
     r"csda reproduce fig\d.*": "tests/research/test_paper.py",
+    r"csda export .*": "tests/test_export.py",
+    r"python -m monai\.bundle run .*": "tests/test_export.py",
     r"csda bench \w+.*": "tests/research/test_bench.py",
 }
 
@@ -119,6 +121,7 @@ def world(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (tmp_path / "my_images").symlink_to(images)
     (tmp_path / "new_images").symlink_to(images / "rare")
     (tmp_path / "more_images").symlink_to(images / "naevus")
+    (tmp_path / "other_clinic").symlink_to(images)
     shutil.copytree(ROOT / "results", tmp_path / "results")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CSDA_CACHE", str(images.parent / "cache"))
@@ -238,8 +241,8 @@ def test_the_demonstration(
     def train_small(**choices: Any) -> Run:
         known = METHODS[choices["method"]].settings.model_fields
         small = SMALL | {key: "16" for key in ("capacity", "refresh_batch_size") if key in known}
-        values = {key: json.loads(value) for key, value in small.items()}
-        return train(images, **choices, settings=values)
+        choices["settings"] = {key: json.loads(value) for key, value in small.items()}
+        return train(images, **choices)
 
     monkeypatch.setattr(demo, "train", train_small)
     _run(["csda", "demo", "--seed", "1", "--out", "demo-1"], monkeypatch)
