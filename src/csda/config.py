@@ -199,8 +199,13 @@ class RunConfig(Settings):
     checkpoint_seconds: Annotated[float, DETAIL] = Field(
         20.0, ge=0, le=1_000_000, description="least time between checkpoints"
     )
-    threads: Annotated[int, DETAIL] = Field(0, ge=0, le=1024, description="CPU threads; 0 leaves it to torch")
+    threads: Annotated[int, DETAIL] = Field(
+        0, ge=0, le=1024, description="CPU threads, up to one a core; 0: as torch has it"
+    )
     tensorboard: Annotated[bool, DETAIL] = Field(True, description="write event files for TensorBoard")
+    thumbnails: Annotated[bool, DETAIL] = Field(
+        True, description="keep small pictures of some images for the report; false where images may not leave"
+    )
 
     method_settings: dict[str, Any] = Field(default_factory=dict)
 
@@ -376,7 +381,7 @@ def resolve(
     try:
         config = RunConfig(**run, method_settings=method_settings(**own).model_dump())
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain_findings(error)) from None
     if "epochs" in chosen and "warm_up_epochs" in preset.run.keys() - chosen.keys():
         scaled = round(config.epochs * preset.run["warm_up_epochs"] / preset.run["epochs"])
         return config.model_copy(update={"warm_up_epochs": max(1, min(scaled, config.epochs - 1))})
@@ -408,7 +413,7 @@ def parse_config(text: str) -> RunConfig:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"not a TOML file ({error}); restore it or start a new run") from None
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain_findings(error)) from None
     if missing := {"data", "epochs"} - settings.keys():
         raise ConfigError(f"no {' and no '.join(sorted(missing))} in it; restore it or start a new run")
     return config
@@ -443,13 +448,17 @@ def _unknown(key: str, known: list[str], method: str) -> str:
     return f"unknown setting {key!r} for method {method!r}: {hint}"
 
 
-def _explain(error: ValidationError) -> str:
-    """pydantic's findings, one for each setting, without its web addresses."""
+def explain_findings(error: ValidationError, *, nested: bool = False) -> str:
+    """pydantic's findings, one for each setting, without its web addresses; with `nested` settings hold others."""
     findings: dict[str, list[str]] = {}
     for finding in error.errors(include_url=False):
         # Beside the setting and a position in its list stand pydantic's names of the kinds that it may be of.
         setting, *place = finding["loc"]
-        name = ".".join([str(setting), *(str(part) for part in place if isinstance(part, int))])
+        kept = (part for part in place if isinstance(part, int) or (nested and part not in _KINDS))
+        name = ".".join(map(str, (setting, *kept)))
+        if finding["type"] in _WITHOUT_VALUE:
+            findings.setdefault(f"{name}: {_WITHOUT_VALUE[finding['type']]}", []).append("")
+            continue
         words = finding["msg"]
         plain = (
             words.removeprefix("Value error,")
@@ -458,6 +467,12 @@ def _explain(error: ValidationError) -> str:
         )
         findings.setdefault(f"{name} = {_shown(finding['input'])}", []).append(plain)
     return "; ".join(value + ", or".join(words).replace(", or:", ", or") for value, words in findings.items())
+
+
+_KINDS = frozenset({"bool", "int", "float", "str"})
+"""What a `Setting` may be, as pydantic names it beside the place of a finding."""
+
+_WITHOUT_VALUE = {"missing": "missing", "extra_forbidden": "unknown"}
 
 
 def _shown(value: object) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from csda import metrics
+from csda import calibration, metrics
+from csda.calibration import Calibration
 from csda.data.loader import ImagePool, Parts
 from csda.data.prepared import PreparedData
 from csda.data.records import encode_labels
@@ -29,11 +30,13 @@ LAST = 20
 
 @dataclass(frozen=True, slots=True)
 class Conclusions:
-    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, and result.json."""
+    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, and the other files of its end."""
 
     predictions: list[list[str]]
     pseudo_labels: list[list[str]]
     result: dict[str, Any]
+    calibration: Calibration
+    thumbnails: Mapping[str, npt.NDArray[Any]] | None = None
 
 
 class Evaluator:
@@ -119,7 +122,7 @@ class Evaluator:
             "auc_prior": metrics.auc(corrected, self.test_labels),
             "mca_prior": metrics.mca(corrected, self.test_labels),
         }
-        return Conclusions(predictions, pseudo_labels, result)
+        return Conclusions(predictions, pseudo_labels, result, calibration.fit(arrays["val_probs"], self.val_labels))
 
     def _corrected(self, probs: Floats) -> metrics.Floats:
         return metrics.prior_corrected(probs, self.frequencies, multi_label=self.multi_label)
@@ -136,11 +139,13 @@ def predict_pool(
     if not len(pool):
         return np.empty((0, model.num_outputs), dtype=np.float32)
 
-    def predict(images: Tensor) -> tuple[Tensor]:
-        views = [images, *(images.flip(axes) for axes in ((3,), (2,), (2, 3)))] if flips else [images]
-        return (torch.stack([probabilities(model(view), multi_label) for view in views]).mean(dim=0),)
+    return _over(model, pool, batch_size, lambda images: (predict_images(model, images, multi_label, flips),))[0]
 
-    return _over(model, pool, batch_size, predict)[0]
+
+def predict_images(model: nn.Module, images: Tensor, multi_label: bool, flips: bool) -> Tensor:
+    """Probabilities [B, n] of a network for images; with `flips` the mean over each and its mirror images."""
+    views = [images, *(images.flip(axes) for axes in ((3,), (2,), (2, 3)))] if flips else [images]
+    return torch.stack([probabilities(model(view), multi_label) for view in views]).mean(dim=0)
 
 
 def guess_pool(

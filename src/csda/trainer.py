@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from csda import metrics
+from csda.calibration import Calibration
 from csda.config import RunConfig
 from csda.data.augment import Augmentation
 from csda.data.loader import open_parts
 from csda.data.prepared import PreparedData
 from csda.data.sampling import bilateral_draws, shuffled_passes
 from csda.data.splits import label_text, list_split
+from csda.data.store import available_cores
 from csda.distributed import Ranks
 from csda.engine import (
     Engine,
@@ -45,6 +47,7 @@ from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.progress import format_duration
 from csda.runs import Run, describe_environment
+from csda.thumbnails import illustrate
 
 _INITIAL_WEIGHTS = threading.Lock()
 """Layers draw their first weights from torch's own generator, which all threads share."""
@@ -84,7 +87,7 @@ class Trainer:
         self.config, self.data, self.ranks = config, data, ranks or Ranks()
         dataset, split = data.dataset, data.split
         if config.threads:
-            torch.set_num_threads(config.threads)
+            torch.set_num_threads(min(config.threads, available_cores()))
         self.device = choose_device(config.device, self.ranks.local_rank)
         if self.device.type == "cuda" and not self.ranks.alone:
             torch.cuda.set_device(self.device)
@@ -274,7 +277,12 @@ class Trainer:
         """What the run has come to, by the weights of its best epoch."""
         self.model.load_state_dict(self._best, strict=False)
         unlabeled_probs = self.evaluator.predict(self.model, self.parts.unlabeled)
-        return self.evaluator.conclude(history.rows, history.best, history.arrays[history.best - 1], unlabeled_probs)
+        arrays = history.arrays[history.best - 1]
+        conclusions = self.evaluator.conclude(history.rows, history.best, arrays, unlabeled_probs)
+        if not (self.config.thumbnails and self.ranks.first):
+            return conclusions
+        thumbnails = illustrate(self.data, self.model, self.device, arrays["test_probs"], unlabeled_probs)
+        return replace(conclusions, thumbnails=thumbnails)
 
     # The run folder
 
@@ -324,7 +332,11 @@ class Trainer:
         self._best = {name: value.clone() for name, value in _predicting_state(self.predicting).items()}
         self._best_is_written = False
 
-    def _write_best(self, run: Run) -> None:
+    def write_calibrated(self, run: Run, calibration: Calibration) -> None:
+        """The best model once more, with what was fitted to its predictions."""
+        self._write_best(run, {"calibration": calibration.as_json()})
+
+    def _write_best(self, run: Run, more: Mapping[str, Any] | None = None) -> None:
         model = {
             "classes": self.data.dataset.classes,
             "multi_label": self.task.multi_label,
@@ -333,6 +345,7 @@ class Trainer:
             "backbone": self.config.backbone,
             "flips": self.config.test_flips,
             "class_frequencies": self.evaluator.frequencies.tolist() if self.evaluator.prior_correction else None,
+            **(more or {}),
         }
         run.write_model(self._best, {"csda": json.dumps(model, ensure_ascii=False)})
         self._best_is_written = True

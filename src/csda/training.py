@@ -219,7 +219,15 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
         conclusions = trainer.conclude(history)
     if not first:
         return run
-    run.finish(history.arrays, conclusions.predictions, conclusions.pseudo_labels, conclusions.result)
+    trainer.write_calibrated(run, conclusions.calibration)
+    run.finish(
+        history.arrays,
+        conclusions.predictions,
+        conclusions.pseudo_labels,
+        conclusions.result,
+        conclusions.calibration,
+        conclusions.thumbnails,
+    )
     return Run(run.folder)
 
 

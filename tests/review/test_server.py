@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import csda
 from csda.data.decisions import read_decisions
 from csda.review.guards import allowed_hosts
 from csda.review.server import create_app, guarded
@@ -200,6 +201,25 @@ def test_pictures(opened: Opened) -> None:
         with Image.open(io.BytesIO(answer.content)) as image:
             assert image.size == (32, 32)
     assert opened.client.get("/api/images/0/thumbnail").content == opened.client.get("/api/images/0/thumbnail").content
+
+
+def test_what_the_model_says_of_an_image_that_is_sent(opened: Opened, tiny_run: Run, tiny_images: Path) -> None:
+    """As `csda.load(run).predict` says it."""
+    path = tiny_images / "rare" / "03.png"
+    answer = opened.client.post("/api/predict", content=path.read_bytes(), headers=MARK)
+    expected = csda.load(tiny_run.folder).predict(path)[0]
+    assert answer.json()["probs"] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert answer.json()["predicted"] in tiny_run.classes
+    assert opened.client.post("/api/predict", content=b"no image", headers=MARK).status_code == 404
+    assert opened.client.post("/api/predict", content=b"", headers=MARK).status_code == 400
+
+
+def test_where_the_network_looks(opened: Opened) -> None:
+    answer = opened.client.get("/api/images/0/attention", params={"label": 2})
+    with Image.open(io.BytesIO(answer.content)) as image:
+        assert image.size == (32, 32)
+        assert np.asarray(image).max() > 200  # the largest value of a map is 1
+    assert opened.client.get("/api/images/0/attention", params={"label": 3}).status_code == 400
 
 
 def test_a_window_on_sixteen_bits(tmp_path: Path) -> None:

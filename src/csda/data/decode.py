@@ -24,8 +24,9 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -88,6 +89,24 @@ class _RefusedError(Exception):
     """The reason why a file is not used, without its path."""
 
 
+@cache
+def _silence_libtiff() -> None:
+    """Keep libtiff from writing to stderr, without the name of a file, what Pillow raises as an error anyway.
+
+    Nothing is lost where its library is not found among those that Pillow brings along, or that Linux says are loaded.
+    """
+    import ctypes
+
+    beside = Path(Image.__file__).parent
+    libraries = [*beside.parent.glob("pillow.libs/libtiff*"), *beside.glob(".dylibs/libtiff*")]
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        libraries += {Path(line.split(maxsplit=5)[5]) for line in lines if "/libtiff" in line}
+    for library in libraries:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(str(library)).TIFFSetErrorHandler(None)
+
+
 @contextmanager
 def unremarked() -> Iterator[None]:
     """Without the warnings of Pillow and pydicom on odd but readable files. For the whole process, not for a thread."""
@@ -115,8 +134,7 @@ def read_image(path: Path, size: int, channels: int) -> Pixels:
     try:
         with _opened(path) as file:
             image = _dicom_image(file) if _is_dicom(path, file) else _plain_image(file, size)
-        mode = "L" if channels == 1 else "RGB"
-        return _resize(image if image.mode == mode else image.convert(mode), size)
+        return _fit(image, size, channels)
     except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
         raise explain_failure(path, error) from error
 
@@ -159,6 +177,40 @@ def _range(values: npt.NDArray[Any]) -> tuple[float, float] | None:
 def _is_deep(image: Image.Image) -> bool:
     """Whether the grey values have more than eight bits."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
+
+
+def fit_image(image: Image.Image, size: int, channels: int) -> Pixels:
+    """An image that Pillow has opened, as `read_image` would give it."""
+    try:
+        _header(image)
+        return _fit(_flatten(ImageOps.exif_transpose(image)), size, channels)
+    except Exception as error:  # a file that was opened and not read yet may be damaged
+        raise DataError(f"the image {_reason(error)}") from error
+
+
+def fit_array(values: npt.NDArray[Any], size: int, channels: int) -> Pixels:
+    """Values [H, W, C], of 8 or 16 bits, truth values, or numbers from 0 to 1, as `read_image` would give them."""
+    if not values.size or values.shape[0] * values.shape[1] > MAX_PIXELS:
+        raise DataError(f"an image is of the shape {list(values.shape)}; give [H, W, C] of up to {MAX_PIXELS:,} pixels")
+    if values.dtype.kind == "f":
+        if not ((values >= 0) & (values <= 1)).all():
+            raise DataError("an image of numbers has values outside of 0 to 1; scale it, or give uint8")
+        values = np.rint(values * 255).astype(np.uint8)
+    elif values.dtype == np.bool_:
+        values = values.astype(np.uint8) * np.uint8(255)
+    elif values.dtype == np.uint16:
+        values = _to_bytes(values)
+    elif values.dtype != np.uint8:
+        raise DataError(f"an image is of {values.dtype}; give uint8, uint16, or numbers from 0 to 1")
+    if values.shape == (size, size, channels):
+        return values
+    values = np.ascontiguousarray(values)
+    return _fit(_flatten(Image.fromarray(values[..., 0] if values.shape[2] == 1 else values)), size, channels)
+
+
+def _fit(image: Image.Image, size: int, channels: int) -> Pixels:
+    mode = "L" if channels == 1 else "RGB"
+    return _resize(image if image.mode == mode else image.convert(mode), size)
 
 
 def has_colour(path: Path, size: int) -> bool:
@@ -256,14 +308,22 @@ def _plain_image(file: BinaryIO, size: int, window: tuple[float, float] | None =
         _header(image)
         # A JPEG can be decoded at half its size or less; twice the wanted size leaves the filter enough to work on.
         image.draft(None, (2 * size, 2 * size))
+        if image.format == "TIFF":
+            _silence_libtiff()
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
-        if _is_deep(image):
-            values = np.asarray(image)
-            return Image.fromarray(_to_bytes(values) if window is None else _stretch(np.nan_to_num(values), *window))
-        if image.has_transparency_data:
-            return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
-        return image
+        if window is not None and _is_deep(image):
+            return Image.fromarray(_stretch(np.nan_to_num(np.asarray(image)), *window))
+        return _flatten(image)
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """Eight bits a channel, and transparent pixels on black."""
+    if _is_deep(image):
+        return Image.fromarray(_to_bytes(np.asarray(image)))
+    if image.has_transparency_data:
+        return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
+    return image
 
 
 def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

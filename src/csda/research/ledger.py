@@ -46,6 +46,7 @@ CIRCUMSTANCES = (
     "time_kernels",
     "checkpoint_seconds",
     "tensorboard",
+    "thumbnails",
     "max_unreadable",
 )
 """Settings that say how a run is executed, or only name others, and so do not tell two runs apart."""

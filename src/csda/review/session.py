@@ -30,6 +30,7 @@ from csda.data.splits import label_text, parse_label
 from csda.errors import ConfigError, DataError, explained
 from csda.metrics import decide, wilson_interval
 from csda.review import ordering
+from csda.review.advisor import RunAdvisor
 from csda.review.ordering import Pool
 from csda.runs import Run, write_whole
 
@@ -106,11 +107,10 @@ class Session:
         *,
         said: Said | None = None,
         who: str | None = None,
-        run: Run | None = None,
     ) -> None:
         """`records` are the images that may be shown, and `given` says which of them came with a label; what is `said`
         is of all of them, in their order."""
-        self.title, self.dataset, self.folder, self.run = title, dataset, folder, run
+        self.title, self.dataset, self.folder = title, dataset, folder
         self.classes, self.multi_label = dataset.classes, dataset.multi_label
         self.records = tuple(records)
         self.names = [record.id for record in self.records]
@@ -371,7 +371,9 @@ def open_run(folder: Path, who: str | None = None) -> Session:
         values = np.stack(probs)
         said = Said(values, align_by_history(run, values))
     title = f"{run.settings.method} on {Path(run.settings.data).name}"
-    return Session(title, dataset, records, given, folder, said=said, who=who, run=run)
+    session = Session(title, dataset, records, given, folder, said=said, who=who)
+    session.advisor = RunAdvisor(run)
+    return session
 
 
 def align_by_history(run: Run, probs: Floats) -> Floats | None:
