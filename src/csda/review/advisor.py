@@ -1,4 +1,4 @@
-"""Models behind the page: that of a run, which predicts and says where it looks, and a probe that learns from labels."""
+"""Models behind the page: that of a run, which predicts and says where it looks, and one that learns from labels."""
 
 from __future__ import annotations
 
