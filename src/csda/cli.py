@@ -150,11 +150,11 @@ def predict(
 
     if resume and out is None:
         raise CsdaError("--resume needs --out, the table to go on with")
+    remark = None
     if not Run(run).finished:
-        print(_printable(f"csda: {run}: still training, or cut off; this is its best model so far"), file=sys.stderr)
+        remark = "still training, or cut off; this is its best model so far"
     elif (fitted := Run(run).calibration) is None or fitted.remarks:
-        words = "; ".join(fitted.remarks) if fitted else "not calibrated; nothing is called unsure"
-        print(_printable(f"csda: {run}: {words}"), file=sys.stderr)
+        remark = "; ".join(fitted.remarks) if fitted else "not calibrated; nothing is called unsure"
     with choose_reporter(quiet) as reporter:
         done = predict_table(
             run,
@@ -168,6 +168,8 @@ def predict(
             echo=sys.stdout.write,
             progress=reporter.images,
         )
+    if remark is not None:
+        print(_printable(f"csda: {run}: {remark}"), file=sys.stderr)
     if out is not None:
         print(_printable(f"{done.files - done.unusable} predictions in {out}"))
     if done.unusable:
