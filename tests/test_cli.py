@@ -127,7 +127,7 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
         (["--seed", "1", "--set", "seed=2"], "seed is given twice"),
         (["--seed", "-1"], "seed = -1"),
         (["--method", "cdsa"], "method = 'cdsa' is unknown; choose one of"),
-        (["--preset", "fast"], "preset = 'fast' is unknown; choose one of paper, default, strong, quick"),
+        (["--preset", "fast"], "preset = 'fast' is unknown; choose one of paper, default, strong, features, quick"),
         (["--source", "radiology"], "source = 'radiology' is unknown; choose one of"),
         (["--set", "device=tpu"], "device = 'tpu' is unknown; give auto, cpu or cuda"),
         (["--labels", "100000"], "100000"),

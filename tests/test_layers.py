@@ -17,11 +17,11 @@ from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
     ("errors", "folders"),
-    ("arguments", "alignment", "losses", "metrics", "calibration"),
+    ("arguments", "alignment", "losses", "metrics", "calibration", "probe"),
     ("config", "progress", "distributed", "examples"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine", "grad_cam"),
-    ("thumbnails",),
+    ("thumbnails", "features"),
     ("trainer",),
     ("training", "predict", "report"),
     ("inference", "external", "export"),

@@ -105,6 +105,9 @@ class RunConfig(Settings):
     labels_from: Annotated[Text | None, DETAIL] = Field(
         None, description="run or review folder whose labels.csv adds labels, and whose split is kept"
     )
+    val: Annotated[Text | None, BeforeValidator(_as_text), DETAIL] = Field(
+        None, description="labeled images for validation: 50, 10%, 5/class, or 0 for none; a tenth when not given"
+    )
     uncertain: Annotated[Literal["remove", "zeros", "ones"], DETAIL] = Field(
         "remove", description="what becomes of CheXpert's uncertain cells"
     )
@@ -113,7 +116,7 @@ class RunConfig(Settings):
     )
 
     method: Annotated[Text, DETAIL] = Field("csda", description="one of `csda methods`")
-    preset: Annotated[Text, DETAIL] = Field("default", description="paper, default, strong or quick")
+    preset: Annotated[Text, DETAIL] = Field("default", description="paper, default, strong, features or quick")
     seed: int = Field(0, ge=0, lt=2**31, description="of data, split and training")
 
     epochs: int = Field(40, ge=1, le=100_000, description="epochs in all")
@@ -122,6 +125,9 @@ class RunConfig(Settings):
     image_size: int = Field(128, ge=32, le=4096, description="pixels of a side")
     batch_size: int = Field(128, ge=2, le=65_536, description="labeled images a step")
     unlabeled_batch_size: int = Field(128, ge=2, le=65_536, description="unlabeled images a step")
+    aspect: Annotated[Literal["squash", "pad", "crop"], DETAIL] = Field(
+        "squash", description="how an image becomes a square: squashed, padded with black, or its middle cut out"
+    )
     eval_batch_size: Annotated[int, DETAIL] = Field(
         512, ge=1, le=65_536, description="images at a time when the network is scored"
     )
@@ -129,6 +135,9 @@ class RunConfig(Settings):
     backbone: Text = Field("alexnet", description="network, also timm:NAME or monai:NAME; the paper has alexnet")
     pretrained: Annotated[bool, DETAIL] = Field(False, description="begin with published weights; see `csda weights`")
     weights: Annotated[Text | None, DETAIL] = Field(None, description="file of weights to begin with")
+    frozen: Annotated[bool, DETAIL] = Field(
+        False, description="train a head alone, on features that the network gives once"
+    )
     dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="share of features that a step leaves out")
     optimizer: Annotated[Literal["sgd", "adam", "adamw"] | None, DETAIL] = Field(
         None, description="that of the method when not given, which is plain SGD for most"
@@ -303,6 +312,32 @@ PRESETS: dict[str, Preset] = {
                 ("csda", "vcq", "da"),
                 {"capacity": 128, "condition": "prediction", "passes": "two", "teacher_momentum": 0.99},
             ),
+            "self-train": {"passes": "two"},
+        },
+    ),
+    # A head on features of a frozen network: minutes without a GPU. It begins as the linear probe, and what a method
+    # makes of unlabeled images moves it from there.
+    "features": Preset(
+        run={
+            "backbone": "efficientnet_lite0",
+            "pretrained": True,
+            "frozen": True,
+            "dropout": 0.0,
+            "image_size": 160,
+            "epochs": 10,
+            "steps_per_epoch": 40,
+            "warm_up_epochs": 1,
+            "batch_size": 128,
+            "unlabeled_batch_size": 512,
+            "optimizer": "adam",
+            "lr": 1e-3,
+            "schedule": "cosine",
+            "adjust": True,
+            "average": 0.98,
+            "choose": "last",
+        },
+        methods={
+            **_alike(("csda", "vcq", "da"), {"capacity": 512, "condition": "prediction", "passes": "two"}),
             "self-train": {"passes": "two"},
         },
     ),
