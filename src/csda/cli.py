@@ -206,23 +206,59 @@ def review(
     ] = None,
     source: Annotated[str | None, typer.Option(help="How to read a folder, where its layout does not tell.")] = None,
     who: Annotated[str | None, typer.Option(help="Name that goes with each decision.  [default: the user's]")] = None,
+    features: Annotated[
+        bool,
+        typer.Option(help="Compute features: for neighbours, diversity, suspicious labels, and before any training."),
+    ] = True,
 ) -> None:
     """Serve a page to look at images and label them, those first that help most."""
     _require_packages("review", "fastapi", "uvicorn")
+    from csda.review.advisor import Advisor
     from csda.review.server import serve
     from csda.review.session import open_folder, open_run
+    from csda.runs import Run
 
     if (what / "config.toml").is_file():
         if classes or out or source:
             raise CsdaError("a run has its classes, its data and its folder; leave --classes, --out and --source out")
         session = open_run(what, who)
+        advisor = Advisor(session, Run(what))
     else:
         folder = out or Path("runs") / f"{what.absolute().name}-review"
         session = open_folder(what, folder, classes.split(",") if classes else (), who, source)
+        advisor = Advisor(session)
+    if features:
+        advisor.begin()
     try:
-        serve(session, host, port)
+        serve(session, host, port, advisor=advisor)
     finally:
         session.close()
+
+
+@app.command("simulate-review")
+def simulate_review(
+    data: Annotated[str, typer.Argument(help="Folder of images whose labels are known.")],
+    first: Annotated[int, typer.Option(min=2, help="Labels that are drawn to begin with.")] = 200,
+    step: Annotated[int, typer.Option(min=1, help="Labels at a time.")] = 100,
+    most: Annotated[int, typer.Option(min=2, help="Labels in the end.")] = 800,
+    seeds: Annotated[int, typer.Option(min=2, help="How often, with other splits.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for the table and the picture.")] = Path("results/review"),
+) -> None:
+    """Replay the review with known labels: what each order of the page is worth against random order."""
+    _require_research()
+    import shlex
+
+    from csda.progress import LogReporter
+    from csda.research.simulate import Plan, simulate, write_simulation
+
+    if not first < most:
+        raise CsdaError(f"--most {most} is not more than --first {first}; give more labels in the end")
+    plan, rows = Plan(first, step, most), []
+    for row in simulate(data, plan, range(seeds), reporter=LogReporter()):
+        rows.append(row)
+        print(f"seed {row['seed']}  {row['order']}  {row['labels']} labels  MCA {row['mca']:.4f}  AUC {row['auc']:.4f}")
+    command = shlex.join(["csda", "simulate-review", Path(data).name, *sys.argv[3:]])
+    print(write_simulation(rows, plan, data, command, out))
 
 
 @labels_app.command("export")

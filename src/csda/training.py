@@ -42,7 +42,7 @@ KINDS = {
 OF_THE_DATA = frozenset(
     {
         "data", "source", "split", "image_column", "label_column", "group_column", "split_column", "split_by",
-        "split_seed", "labels", "uncertain", "max_unreadable", "seed",
+        "split_seed", "labels", "val", "uncertain", "max_unreadable", "seed",
     }
 )  # fmt: skip
 """Settings that say which images there are, and how they are divided."""

@@ -18,6 +18,7 @@ from PIL import Image
 
 import csda
 from csda.data.decisions import read_decisions
+from csda.review.advisor import Advisor
 from csda.review.guards import allowed_hosts
 from csda.review.server import create_app, guarded
 from csda.review.session import Session, align_by_history, open_folder, open_run
@@ -55,7 +56,7 @@ def run_copy(tiny_run: Run, tmp_path: Path) -> Path:
 @pytest.fixture
 def opened(run_copy: Path) -> Iterator[Opened]:
     session = open_run(run_copy, who="me")
-    with TestClient(guarded(create_app(session)), base_url=HOST) as client:
+    with TestClient(guarded(create_app(session, Advisor(session, Run(run_copy)))), base_url=HOST) as client:
         yield Opened(session, client)
     session.close()
 

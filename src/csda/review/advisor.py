@@ -16,6 +16,7 @@ from csda.data.decode import read_image, read_picture
 from csda.data.records import Record
 from csda.data.splits import label_text
 from csda.errors import ConfigError
+from csda.review.session import Said, Session
 from csda.runs import Run
 
 if TYPE_CHECKING:
@@ -28,16 +29,86 @@ COLOURS = np.array([(0, 0, 0), (86, 40, 120), (213, 94, 0), (255, 225, 120)], dt
 """Of a map from nothing to most."""
 
 
-class RunAdvisor:
-    """The model of a finished run, loaded when first asked."""
+class Advisor:
+    """Who is asked beside labels.csv: the model of a run, and a probe on frozen features.
 
-    can_predict = True
-    can_refresh = False
-    has_attention = True
+    The model is loaded when first asked. Features are computed beside the page, which does not wait for them; then
+    there are neighbours, an order by diversity and suspicious labels, and in a folder that nothing was trained on the
+    probe says what images may be.
+    """
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._lock = run, threading.Lock()
+    def __init__(self, session: Session, run: Run | None = None) -> None:
+        self._session, self._run, self._lock = session, run, threading.Lock()
         self._predictor: Predictor | None = None
+        self.progress: float | None = None
+        """Share of the features that is there; None where there will be none."""
+        self.problem: str | None = None
+
+    @property
+    def can_predict(self) -> bool:
+        return self._run is not None
+
+    @property
+    def can_refresh(self) -> bool:
+        return self._session.features is not None
+
+    @property
+    def has_attention(self) -> bool:
+        return self._run is not None
+
+    def begin(self) -> threading.Thread:
+        """Compute features and learn from them in a thread that does not hold up the end of the process."""
+        self.progress = 0.0
+        thread = threading.Thread(target=self._prepare, daemon=True)
+        thread.start()
+        return thread
+
+    def _prepare(self) -> None:
+        try:
+            self.prepare()
+        except Exception as error:  # whatever it is, the page goes on without
+            self.progress, self.problem = None, str(error)
+
+    def prepare(self) -> None:
+        """Compute features, and learn from the labels that there are."""
+        session = self._session
+        from csda.review.learning import read_features
+
+        dataset = session.dataset
+        features = read_features(dataset, self._tell)
+        rows = {record.id: row for row, record in enumerate(dataset.records)}
+        with session.lock:
+            session.features = np.asarray(features[[rows[name] for name in session.names]])
+        self.refresh()
+        self.progress = 1.0
+
+    def _tell(self, share: float) -> None:
+        self.progress = min(share, 0.99)
+
+    def refresh(self) -> int:
+        """Learn from the labels so far and order anew; how many they are."""
+        from csda.review.learning import learn, leave_out
+
+        session = self._session
+        if session.features is None:
+            raise ConfigError("there are no features yet")
+        positions, labels = session.known_labels()
+        said = session.said
+        several = labels.ndim == 2 or len(np.unique(labels)) > 1
+        if several and len(positions) > 1:
+            groups = [session.records[position].group for position in positions]
+            learned = learn(session.features, positions, labels, len(session.classes), groups)
+            left_out = leave_out(learned, session.features[positions], labels, groups)
+            own = learned.predict(session.features)
+            # The model of a run is asked before the probe, of all that it was not trained on.
+            probs = own if self._run is None or said is None else said.probs.copy()
+            aligned = None if self._run is None or said is None else said.aligned
+            probs[session.given] = np.nan
+            known = session.given[positions]
+            probs[positions[known]] = left_out[known]
+            said = Said(probs, aligned)
+        session.tell(said)
+        return len(positions)
 
     def predict(self, content: bytes) -> tuple[str, list[float]]:
         """The label that the model gives an image file, and the probabilities of the classes."""
@@ -69,13 +140,11 @@ class RunAdvisor:
         width, height = read_picture(record.path, MAP).size
         return _colour(found[0].cpu().numpy(), width, height)
 
-    def refresh(self) -> int:
-        raise ConfigError("train on with the labels instead: csda train --labels-from")
-
     def _loaded(self) -> Predictor:
         if self._predictor is None:
             from csda.predict import Predictor
 
+            assert self._run is not None
             self._predictor = Predictor(self._run)
         return self._predictor
 

@@ -28,7 +28,8 @@ SPREAD = 1000
 """Images that are spread one by one; the others follow by their distance from what is labeled."""
 
 ORDERS = {
-    "mix": "uncertain, disagreed upon and of rare classes, together",
+    "suspicious": "given labels that the prediction contradicts most",
+    "mix": "uncertain ones that differ from each other and from what is labeled",
     "uncertainty": "least certain first",
     "disagreement": "where alignment changes the prediction most",
     "rare": "rare classes first",
@@ -39,7 +40,12 @@ ORDERS = {
 }
 """Names of the orders, and what each puts first."""
 
-DEFAULT = "mix"
+DEFAULTS = ("suspicious", "uncertainty", "diversity", "random")
+"""What a list begins with: the first of these that what is known allows. Of the orders by predictions this one is
+furthest ahead of random order in MCA in results/review; what to begin with before any label was not measured."""
+
+CANDIDATES = 500
+"""So many of the least certain images are spread by the mix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,8 @@ class Pool:
     """What is known of the images to choose from.
 
     `aligned` are the probabilities after alignment, `counts` [n] the labels that each class has so far, and
-    `labeled_features` [M, W] the features of the images with a label. What is not known is None.
+    `labeled_features` [M, W] the features of the images with a label. `given` are the labels that images came with, [N]
+    or 0/1 [N, n], and `probs` then are by models that had not seen them. What is not known is None.
     """
 
     names: Sequence[str]
@@ -57,13 +64,16 @@ class Pool:
     aligned: Array | None = None
     features: Array | None = None
     labeled_features: Array | None = None
+    given: Array | None = None
     seed: int = 0
 
     def orders(self) -> list[str]:
         """The orders that what is known allows."""
         known = {"random", "name"}
-        if self.probs is not None:
-            known |= {"uncertainty", "rare", "confidence", "mix"}
+        if self.given is not None and self.probs is not None:
+            known.add("suspicious")
+        elif self.probs is not None:
+            known |= {"uncertainty", "rare", "confidence"} | ({"mix"} if self.features is not None else set())
             if self.aligned is not None:
                 known.add("disagreement")
         if self.features is not None:
@@ -82,6 +92,11 @@ def rank(order: str, pool: Pool) -> Positions:
     if order == "diversity":
         assert pool.features is not None
         return spread(pool.features, pool.labeled_features, first=int(drawn[0]) if count else 0)
+    if order == "mix":
+        assert pool.features is not None
+        ranked = rank("uncertainty", pool)
+        few = ranked[:CANDIDATES]
+        return np.concatenate([few[spread(pool.features[few], pool.labeled_features)], ranked[CANDIDATES:]])
     scores = score(order, pool)
     return drawn[np.argsort(-scores[drawn], kind="stable")]
 
@@ -93,23 +108,26 @@ def score(order: str, pool: Pool) -> Floats:
         return uncertainty(pool.probs, multi_label=pool.multi_label)
     if order == "confidence":
         return -uncertainty(pool.probs, multi_label=pool.multi_label)
+    if order == "suspicious":
+        assert pool.given is not None
+        return suspicion(pool.probs, pool.given)
     if order == "rare":
         return rarity(pool.probs, pool.counts)
-    if order == "disagreement":
-        assert pool.aligned is not None
-        return disagreement(pool.probs, pool.aligned)
-    parts = [uncertainty(pool.probs, multi_label=pool.multi_label), rarity(pool.probs, pool.counts)]
-    if pool.aligned is not None:
-        parts.append(disagreement(pool.probs, pool.aligned))
-    return np.asarray(np.mean([_quantiles(part) for part in parts], axis=0), dtype=np.float64)
+    assert order == "disagreement"
+    assert pool.aligned is not None
+    return disagreement(pool.probs, pool.aligned)
 
 
 def uncertainty(probs: Array, *, multi_label: bool = False) -> Floats:
-    """Entropy as a share of the largest there is [N]; in a multi-label set that of the least certain label."""
+    """How near the two most probable classes are to each other, from 0 to 1 [N]; of several labels, the least certain.
+
+    A label is as good as certain at 0 and at 1, and most uncertain at 0.5.
+    """
     probs = np.asarray(probs, dtype=np.float64)
     if multi_label:
-        return np.asarray(_entropy(np.stack([probs, 1 - probs], axis=-1)).max(axis=-1) / np.log(2))
-    return np.asarray(_entropy(probs) / np.log(probs.shape[1]))
+        return np.asarray(1 - np.abs(2 * probs - 1).min(axis=1))
+    second, first = np.partition(probs, -2, axis=1)[:, -2:].T
+    return np.asarray(1 - (first - second))
 
 
 def disagreement(probs: Array, aligned: Array) -> Floats:
@@ -121,6 +139,30 @@ def rarity(probs: Array, counts: Array) -> Floats:
     """Expected rarity [N]: the probabilities weighed by how few labels each class has."""
     weights = 1 / (np.asarray(counts, dtype=np.float64) + 1)
     return np.asarray(np.asarray(probs, dtype=np.float64) @ (weights / weights.max()))
+
+
+def suspicion(probs: Array, given: Array) -> Floats:
+    """How strongly predictions of models that had not seen an image contradict its label [N]; −2 where there are none.
+
+    As in confident learning (Northcutt et al., 2021) each class is measured by its own mean: by how much more another
+    class is above the mean that it reaches on its own images than the given class is.
+    """
+    probs = np.asarray(probs, dtype=np.float64)
+    known = np.asarray(np.isfinite(probs).all(axis=1))
+    result = np.full(len(probs), -2.0)
+    if given.ndim == 2:
+        result[known] = np.abs(given - probs)[known].max(axis=1)
+        return result
+    count = probs.shape[1]
+    own_class = np.zeros((len(probs), count), dtype=bool)
+    own_class[np.arange(len(probs)), given] = True
+    members = own_class & known[:, None]
+    means = np.array([probs[members[:, k], k].mean() if members[:, k].any() else 1.0 for k in range(count)])
+    above = probs - means
+    own = np.take_along_axis(above, given[:, None], axis=1)[:, 0]
+    others = np.where(own_class, -np.inf, above).max(axis=1)
+    result[known] = (others - own)[known]
+    return result
 
 
 def spread(features: Array, labeled: Array | None, first: int = 0, most: int = SPREAD) -> Positions:
@@ -175,17 +217,6 @@ def audit_order(names: Sequence[str]) -> Positions:
     """A permutation that is the same whenever the same images are opened."""
     digest = hashlib.blake2b("\n".join(names).encode("utf-8", "backslashreplace"), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest)).permutation(len(names))
-
-
-def _entropy(probs: Floats) -> Floats:
-    return np.asarray(-(probs * np.log(np.clip(probs, 1e-12, 1))).sum(axis=-1))
-
-
-def _quantiles(values: Floats) -> Floats:
-    """Ranks from 0 to 1, equal values sharing theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    middle = np.cumsum(counts) - (counts + 1) / 2
-    return np.asarray(middle[inverse] / max(len(values) - 1, 1))
 
 
 def _directions(features: Array, labeled: Array | None) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from csda.data.decode import unremarked
 from csda.errors import ConfigError, CsdaError, DataError, RunError
 from csda.review import ordering
+from csda.review.advisor import Advisor
 from csda.review.guards import Guard, allowed_hosts, is_loopback
 from csda.review.pictures import Pictures
 from csda.review.session import MOST_AT_ONCE, STATES, Filter, Session
@@ -50,7 +51,7 @@ class About(BaseModel):
     who: str
     orders: dict[str, list[str]]
     meanings: dict[str, str]
-    default: str
+    defaults: dict[str, str]
     counts: dict[str, int]
     predicts: bool
     can_predict: bool
@@ -109,6 +110,13 @@ class Kept(BaseModel):
     items: list[Item]
 
 
+class Changes(Kept):
+    """What else goes on: the share of the features that is there, or why there are none."""
+
+    progress: float | None
+    problem: str | None
+
+
 class Tally(BaseModel):
     name: str
     labeled: int
@@ -145,7 +153,7 @@ class Refreshed(BaseModel):
     learned_from: int
 
 
-def create_app(session: Session, pictures: Pictures | None = None) -> FastAPI:
+def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
     """The application without its guards; `serve` and `guarded` put them before it."""
     problems: dict[int | str, dict[str, Any]] = {
         code: {"model": Problem} for code in (400, 401, 403, 404, 405, 413, 415, 421, 422, 507)
@@ -153,7 +161,8 @@ def create_app(session: Session, pictures: Pictures | None = None) -> FastAPI:
     app = FastAPI(
         title="csda review", docs_url=None, redoc_url=None, openapi_url="/api/openapi.json", responses=problems
     )
-    pictures = pictures or Pictures(session.dataset)
+    advisor = advisor or Advisor(session)
+    pictures = Pictures(session.dataset)
     texts = _static()
     key = secrets.token_hex(4)
 
@@ -199,13 +208,13 @@ def create_app(session: Session, pictures: Pictures | None = None) -> FastAPI:
             who=session.who,
             orders={name: session.orders(name) for name in session.listings},
             meanings=ordering.ORDERS,
-            default=ordering.DEFAULT,
+            defaults={name: session.default_order(name) for name in session.listings},
             counts={name: len(listing.numbers) for name, listing in session.listings.items()},
             predicts=session.said is not None,
-            can_predict=session.advisor is not None and session.advisor.can_predict,
-            can_refresh=session.advisor is not None and session.advisor.can_refresh,
+            can_predict=advisor.can_predict,
+            can_refresh=advisor.can_refresh,
             has_features=session.features is not None,
-            has_attention=session.advisor is not None and session.advisor.has_attention,
+            has_attention=advisor.has_attention,
             key=key,
         )
 
@@ -223,8 +232,7 @@ def create_app(session: Session, pictures: Pictures | None = None) -> FastAPI:
     ) -> Page:
         if predicted is not None and predicted >= len(session.classes):
             raise HTTPException(400, "there is no such class")
-        known = session.orders(name)
-        order = order or (ordering.DEFAULT if ordering.DEFAULT in known else known[0])
+        order = order or session.default_order(name)
         shown, following, matching = session.page(
             name, order, Filter(state, predicted, low, high, search), after, limit
         )
@@ -273,11 +281,11 @@ def create_app(session: Session, pictures: Pictures | None = None) -> FastAPI:
     @app.get("/api/images/{number}/attention", **picture)
     def attention(number: Number, label: Annotated[int, Query(ge=0, lt=2**31)]) -> Response:
         require(number)
-        if session.advisor is None or not session.advisor.has_attention:
+        if not advisor.has_attention:
             raise HTTPException(400, "there is no network to ask")
         if label >= len(session.classes):
             raise HTTPException(400, "there is no such class")
-        return Response(session.advisor.attention(session.records[number], label), media_type="image/webp")
+        return Response(advisor.attention(session.records[number], label), media_type="image/webp")
 
     @app.post("/api/decisions")
     def decide(choice: Choice) -> Kept:
@@ -301,10 +309,17 @@ def create_app(session: Session, pictures: Pictures | None = None) -> FastAPI:
         )
 
     @app.get("/api/changes")
-    def changes(since: Annotated[int, Query(ge=0, lt=2**31)]) -> Kept:
+    def changes(since: Annotated[int, Query(ge=0, lt=2**31)]) -> Changes:
         recent = session.log.decisions[since:][-MOST_AT_ONCE:]
         numbers = dict.fromkeys(session.number_of[each.image] for each in recent if each.image in session.number_of)
-        return Kept.model_validate({"last": len(session.log.decisions), "items": [item(number) for number in numbers]})
+        return Changes.model_validate(
+            {
+                "last": len(session.log.decisions),
+                "items": [item(number) for number in numbers],
+                "progress": advisor.progress,
+                "problem": advisor.problem,
+            }
+        )
 
     @app.get("/api/summary")
     def summary() -> Summary:
@@ -313,21 +328,21 @@ def create_app(session: Session, pictures: Pictures | None = None) -> FastAPI:
     @app.post("/api/refresh")
     def refresh() -> Refreshed:
         """Learn from the labels so far, and order the images anew."""
-        if session.advisor is None or not session.advisor.can_refresh:
+        if not advisor.can_refresh:
             raise HTTPException(400, "there are no features to learn from")
-        return Refreshed(learned_from=session.advisor.refresh())
+        return Refreshed(learned_from=advisor.refresh())
 
     body = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 
     @app.post("/api/predict", openapi_extra={"requestBody": {**body, "required": True}})
     async def predict(request: Request) -> Prediction:
         """What the model says of an image that is sent as it is."""
-        if session.advisor is None or not session.advisor.can_predict:
+        if not advisor.can_predict:
             raise HTTPException(400, "there is no model yet; label some images and order anew, or train")
         content = await request.body()
         if not content:
             raise HTTPException(400, "send an image file")
-        predicted, probs = await run_in_threadpool(session.advisor.predict, content)
+        predicted, probs = await run_in_threadpool(advisor.predict, content)
         return Prediction(predicted=predicted, probs=probs)
 
     return app
@@ -341,7 +356,11 @@ def guarded(
 
 
 def serve(
-    session: Session, host: str = "127.0.0.1", port: int | None = None, announce: Callable[[str], None] = print
+    session: Session,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    announce: Callable[[str], None] = print,
+    advisor: Advisor | None = None,
 ) -> None:
     """Serve until interrupted. Where no port is asked for, the first free one from 8765 on is taken."""
     import uvicorn
@@ -353,7 +372,7 @@ def serve(
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{number}/" + (f"?token={token}" if token else "")
         config = uvicorn.Config(
-            guarded(create_app(session), host, token),
+            guarded(create_app(session, advisor), host, token),
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,12 @@ from csda.data.csv_files import clean_names
 from csda.data.decisions import Decision, DecisionLog, Entry
 from csda.data.folder import load_unlabeled
 from csda.data.prepared import load_configured
-from csda.data.records import Dataset, Record
+from csda.data.records import Dataset, Record, encode_labels
 from csda.data.reviewed import REVIEW_FILE, read_review
 from csda.data.splits import label_text, parse_label
 from csda.errors import ConfigError, DataError, explained
 from csda.metrics import decide, wilson_interval
 from csda.review import ordering
-from csda.review.advisor import RunAdvisor
 from csda.review.ordering import Pool
 from csda.runs import Run, write_whole
 
@@ -49,18 +48,6 @@ class Said:
 
     probs: Floats
     aligned: Floats | None = None
-
-
-class Advisor(Protocol):
-    """A model at hand: predicts an image that is dropped on the page, says where it looks, learns from new labels."""
-
-    can_predict: bool
-    can_refresh: bool
-    has_attention: bool
-
-    def predict(self, content: bytes) -> tuple[str, list[float]]: ...
-    def attention(self, record: Record, label: int) -> bytes: ...
-    def refresh(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +73,7 @@ class Listing:
         """Numbers in the order of showing, and which of them are audited."""
         if order not in self.sequences:
             ranked = ordering.rank(order, self.pool)
-            if self.pool.probs is None:
+            if self.pool.probs is None or self.pool.given is not None:
                 shown, audited = ranked, np.zeros(len(ranked), dtype=bool)
             else:
                 shown, audited = ordering.interleave(ranked, ordering.audit_order(self.pool.names))
@@ -125,7 +112,6 @@ class Session:
         self.given = np.array(given, dtype=bool)
         self.who = (who if who is not None else _user()).translate({ord(each): " " for each in "\r\n\0"})[:100]
         self.lock = threading.RLock()
-        self.advisor: Advisor | None = None
         self.features: npt.NDArray[np.float32] | None = None
         self.log = DecisionLog(folder)
         self.state = np.zeros(len(self.records), dtype=np.int8)
@@ -139,6 +125,10 @@ class Session:
 
     def tell(self, said: Said | None) -> None:
         """Take over what a model says, and forget the orders that followed from what was said before."""
+        with self.lock:
+            self._tell(said)
+
+    def _tell(self, said: Said | None) -> None:
         self.said = said
         if said is None:
             self.predicted: list[int | tuple[int, ...]] = []
@@ -148,23 +138,59 @@ class Session:
             certain = np.maximum(said.probs, 1 - said.probs).min(axis=1) if self.multi_label else said.probs.max(axis=1)
             self.confidence = certain
         counts = self._counts()
+        labeled = None if self.features is None else self.features[self.given | (self.state == 1)]
+        listings = {}
         for name in LISTS:
             (numbers,) = np.nonzero(self.given == (name == "given"))
-            probs, aligned = (
-                None if values is None else values[numbers]
-                for values in ((None, None) if said is None else (said.probs, said.aligned))
+            pool = Pool(
+                [self.names[number] for number in numbers],
+                None if said is None or self._unsaid(name, said.probs[numbers]) else said.probs[numbers],
+                counts,
+                self.multi_label,
+                None if said is None or said.aligned is None or name == "given" else said.aligned[numbers],
+                None if self.features is None or name == "given" else self.features[numbers],
+                labeled,
+                encode_labels([self.records[number].label for number in numbers], len(self.classes), self.multi_label)
+                if name == "given"
+                else None,
             )
-            if probs is not None and not (name == "unlabeled" and np.isfinite(probs).all()):
-                probs = aligned = None
-            pool = Pool([self.names[number] for number in numbers], probs, counts, self.multi_label, aligned)
-            self.listings[name] = Listing(numbers, pool)
+            listings[name] = Listing(numbers, pool)
+        self.listings = listings
         offered = self.listings["unlabeled"]
         if said is not None and len(offered.numbers):
             sample = ordering.audit_order(offered.pool.names)
             self.audited[offered.numbers[sample[: len(sample) // ordering.AUDIT_EVERY]]] = True
 
+    @staticmethod
+    def _unsaid(name: str, probs: Floats) -> bool:
+        """Whether too little is said of a list to order it by."""
+        known = np.isfinite(probs).all(axis=1)
+        return not (known.any() if name == "given" else known.all())
+
     def orders(self, name: str) -> list[str]:
         return self.listings[name].pool.orders()
+
+    def default_order(self, name: str) -> str:
+        """The order that a list begins with."""
+        known = self.orders(name)
+        return next(order for order in ordering.DEFAULTS if order in known)
+
+    def known_labels(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+        """Positions of the images that have a label now, and the labels: as decided, otherwise as given."""
+        index = {name: position for position, name in enumerate(self.classes)}
+        positions: list[int] = []
+        labels: list[Any] = []
+        with self.lock:
+            decided = self.log.all_current()
+        for number, (name, record) in enumerate(zip(self.names, self.records, strict=True)):
+            decision = decided.get(name)
+            label = record.label if self.given[number] else None
+            if decision is not None and decision.action == "label":
+                label = parse_label(decision.label, index, self.multi_label, str(self.log.path))
+            if label is not None and not (decision is not None and decision.action == "flag"):
+                positions.append(number)
+                labels.append(label)
+        return np.array(positions, dtype=np.intp), encode_labels(labels, len(self.classes), self.multi_label)
 
     def _counts(self) -> npt.NDArray[np.int64]:
         """Labels that each class has so far, given or decided."""
@@ -371,9 +397,7 @@ def open_run(folder: Path, who: str | None = None) -> Session:
         values = np.stack(probs)
         said = Said(values, align_by_history(run, values))
     title = f"{run.settings.method} on {Path(run.settings.data).name}"
-    session = Session(title, dataset, records, given, folder, said=said, who=who)
-    session.advisor = RunAdvisor(run)
-    return session
+    return Session(title, dataset, records, given, folder, said=said, who=who)
 
 
 def align_by_history(run: Run, probs: Floats) -> Floats | None:

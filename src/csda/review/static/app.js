@@ -50,6 +50,7 @@ async function begin() {
   page.from = Number(wanted.get("after") ?? -1);
   listen();
   await Promise.all([load(), summarise()]);
+  poll();
   setInterval(poll, POLL);
 }
 
@@ -77,7 +78,7 @@ function makeFilters(wanted) {
   const known = orders[page.list];
   form.order.replaceChildren(...known.map((name) => element("option", { value: name, title: meanings[name] }, name)));
   form.order.value = known.includes(wanted.get("order")) ? wanted.get("order")
-    : known.includes(page.about.default) ? page.about.default : known[0];
+    : page.about.defaults[page.list];
   form.predicted.replaceChildren(
     element("option", { value: "" }, "any class"),
     ...classes.map((name, position) => element("option", { value: position }, name)),
@@ -421,8 +422,7 @@ async function refresh() {
     page.about = await get("/api/session");
     for (const each of document.querySelectorAll(".said")) each.hidden = !page.about.predicts;
     makeFilters(new URLSearchParams(location.hash.slice(1)));
-    const { default: order } = page.about;
-    if (page.about.orders[page.list].includes(order)) $("filters").order.value = order;
+    $("filters").order.value = page.about.defaults[page.list];
     await restart();
     await summarise();
     say(`Learned from ${count} labels; the order is new.`);
@@ -451,11 +451,33 @@ async function poll() {
   try {
     const answer = await get("/api/changes", { since: page.last });
     if (!$("problem").textContent.startsWith(LOST)) $("problem").hidden = true;
+    await hear(answer);
     if (answer.last === page.last || page.pending) return;
     take(answer);
     await summarise();
   } catch (error) {
     complain(error);
+  }
+}
+
+// Features are computed beside the page; when they are there, so are neighbours and more orders.
+async function hear({ progress, problem }) {
+  const note = $("features");
+  if (progress !== null && progress < 1) note.textContent = `Features of images: ${percent(progress)} …`;
+  else note.textContent = problem && !page.about.has_features ? "No features" : "";
+  note.title = problem ?? "Neighbours, diversity and suspicious labels come with them.";
+  if (progress === 1 && !page.about.has_features) {
+    const order = $("filters").order.value;
+    page.about = await get("/api/session");
+    $("refresh").hidden = !page.about.can_refresh;
+    for (const each of document.querySelectorAll(".said")) each.hidden = !page.about.predicts;
+    makeFilters(new URLSearchParams(location.hash.slice(1)));
+    if (["random", "name"].includes(order) && !page.pending) {
+      $("filters").order.value = page.about.defaults[page.list];
+      await restart();
+    } else drawChoice(page.items[page.at]);
+    await summarise();
+    say("Features are there: neighbours, an order by diversity, and given labels by how suspicious they are.");
   }
 }
 
