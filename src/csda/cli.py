@@ -246,8 +246,6 @@ def simulate_review(
 ) -> None:
     """Replay the review with known labels: what each order of the page is worth against random order."""
     _require_research()
-    import shlex
-
     from csda.progress import LogReporter
     from csda.research.simulate import Plan, simulate, write_simulation
 
@@ -257,7 +255,7 @@ def simulate_review(
     for row in simulate(data, plan, range(seeds), reporter=LogReporter()):
         rows.append(row)
         print(f"seed {row['seed']}  {row['order']}  {row['labels']} labels  MCA {row['mca']:.4f}  AUC {row['auc']:.4f}")
-    command = shlex.join(["csda", "simulate-review", Path(data).name, *sys.argv[3:]])
+    command = f"csda simulate-review {Path(data).name} --first {first} --step {step} --most {most} --seeds {seeds}"
     print(write_simulation(rows, plan, data, command, out))
 
 
@@ -498,6 +496,20 @@ def bench_predict(
 
     chosen = _with_preset(settings, preset)
     _keep_and_show([bench_predict(chosen, data=data, images=images, rounds=rounds)], out)
+
+
+@bench_app.command("review")
+def bench_review(
+    images: Annotated[int, typer.Option(min=100, help="How many images the page has.")] = 100_000,
+    labels: Annotated[int, typer.Option(min=10, help="Labels that are sent.")] = 200,
+    out: FiguresFile = None,
+) -> None:
+    """Time the review page on many images: start, first paint, pages, searches and confirmed labels."""
+    _require_research()
+    _require_packages("review", "fastapi", "uvicorn")
+    from csda.research.bench.review import bench_review
+
+    _keep_and_show([bench_review(images, labels)], out)
 
 
 def _require_research() -> None:

@@ -394,7 +394,8 @@ def _listen(host: str, port: int | None) -> socket.socket:
     for number in ports:
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-            listener = socket.socket(family, kind)
+            # By this number asyncio knows that it may send small answers at once rather than after 40 ms.
+            listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         except OSError as error:
             raise ConfigError(f"--host {host}: {error.strerror or error}; give an address of this machine") from None
         try:
