@@ -77,7 +77,13 @@ def train(
             reporter.note(remark)
         weights = ranks.from_first(lambda: _first_weights(config, run))
         begun = run.beginning if run is not None else None
-        prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth, begun=begun)
+        prepared = prepare_data(
+            config,
+            reporter,
+            upper_bound=METHODS[config.method].uses_truth,
+            begun=begun,
+            require_same=ranks.require_same,
+        )
         device = choose_device(config.device, ranks.local_rank)
         with using(device, config.precision, config.time_kernels):
             features = None
@@ -101,13 +107,14 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
     of picture, and a CPU gets a shorter schedule on smaller images. Where the weights that these presets begin with are
     not installed, and nobody asked for them, a GPU begins from random ones and a CPU takes the preset `quick`.
     """
-    name = str(chosen.get("method", "csda"))
+    preset = str(chosen.get("preset", _default_preset(chosen)))
+    name = str(chosen.get("method", PRESETS[preset].method if preset in PRESETS else "csda"))
     if name not in METHODS:
         raise ConfigError(f"method = {name!r} is unknown; choose one of {', '.join(METHODS)}")
     entry = METHODS[name]
     if not entry.steps:  # as many as others have, in a grid of runs, mean nothing to it
         chosen = {key: value for key, value in chosen.items() if key not in ("epochs", "steps_per_epoch")}
-    basis: dict[str, Any] = {"preset": _default_preset(chosen)}
+    basis: dict[str, Any] = {"preset": preset, "method": name}
     if (
         torch.cuda.is_available()
         and chosen.get("device") != "cpu"
@@ -116,7 +123,7 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
         basis["precision"] = "bf16"
     if chosen.get("data", "synthetic") == "synthetic":
         basis["labels"] = "150"
-    if chosen.get("preset", basis["preset"]) == "strong":
+    if preset == "strong":
         if not chosen.get("frozen", entry.defaults.get("frozen", False)):
             basis |= _strong_basis(chosen)
         if lacks_weights(chosen) and "pretrained" not in entry.defaults:
@@ -157,7 +164,8 @@ def _default_preset(chosen: Mapping[str, Any]) -> str:
         return "default" if torch.cuda.is_available() else "quick"
     if torch.cuda.is_available() and chosen.get("device") != "cpu":
         return "strong"
-    on_features = METHODS[str(chosen.get("method", "csda"))].on_features
+    entry = METHODS.get(str(chosen.get("method")))
+    on_features = entry is None or entry.on_features
     return "features" if on_features and not lacks_weights(chosen) else "quick"
 
 
