@@ -24,7 +24,7 @@ LAYERS = (
     ("thumbnails", "features"),
     ("trainer",),
     ("training", "predict", "report"),
-    ("inference", "external", "export"),
+    ("inference", "external", "export", "classifier"),
     ("demo", "review"),
     ("cli",),
     ("__main__",),
