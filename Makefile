@@ -1,9 +1,11 @@
 # Two commands: `make demo` shows what the package does, `make test` checks that it does it.
+# `make attack MINUTES=60` tries to break it for longer, and adds up what it did in results/attack.
 PYTHON ?= python3
+MINUTES ?= 60
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: demo test env clean
+.PHONY: demo test attack env clean
 
 env: $(VENV)/.installed
 
@@ -21,6 +23,9 @@ test: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+attack: env
+	$(BIN)/python tests/attack/campaign.py --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -64,7 +64,7 @@ TABLES = sorted(path.parent.name for path in RESULTS.glob("*/runs.csv"))
 
 def test_results_lie_in_folders() -> None:
     assert [path.name for path in RESULTS.iterdir() if path.is_file()] == ["README.md"]
-    assert {path.name for path in RESULTS.iterdir() if path.is_dir()} == {*TABLES, "archive", "bench"}
+    assert {path.name for path in RESULTS.iterdir() if path.is_dir()} == {*TABLES, "archive", "attack", "bench"}
 
 
 def test_the_summary_of_small_pictures_follows_from_its_runs() -> None:
