@@ -180,6 +180,8 @@ READERS: dict[str, Callable[[Run], object]] = {
     "history.npz": lambda run: run.history,
     "predictions.csv": lambda run: run.predictions,
     "pseudo_labels.csv": lambda run: run.pseudo_labels,
+    "calibration.json": lambda run: run.calibration,
+    "thumbnails.npz": lambda run: run.thumbnails,
     "result.json": lambda run: run.result,
 }
 CUT_OFF = ("checkpoint.pt", "history/00001.npz")
@@ -487,11 +489,14 @@ def run_campaign(minutes: float, seed: int, results: Path, names: list[str] | No
         batches = dict.fromkeys(names or ATTACKS, 0)
         while time.monotonic() - started < 60 * minutes:
             counts = session["counts"]
-            name = min(batches, key=lambda each: (before[each] + counts.get(each, 0)) / ATTACKS[each].goal)
+            # By what was tried, so that one that fails leaves time for the others.
+            name = min(
+                batches, key=lambda each: (before[each] + batches[each] * ATTACKS[each].batch) / ATTACKS[each].goal
+            )
             chosen = random.Random(f"{seed} {name} {batches[name]}").getrandbits(32)
             batches[name] += 1
             done, problem = attack_once(name, stage, chosen)
-            counts[name] = counts.get(name, 0) + (done or ATTACKS[name].batch)
+            counts[name] = counts.get(name, 0) + done
             if problem is not None:
                 session["failures"].append({"attack": name, "seed": chosen, "what": problem})
                 print(f"{name}, seed {chosen}: {problem}", flush=True)
