@@ -47,7 +47,7 @@ def test_train_prints_epochs_a_table_and_where_the_report_is(csda: Command, tiny
     assert run.settings.seed == 3
     assert "--seed 3" in run.environment["command"]
     assert (run.folder / "report.html").is_file()
-    assert list((run.folder / "tensorboard").iterdir())
+    assert not (run.folder / "tensorboard").exists()
 
 
 def test_without_out_the_run_gets_a_folder_under_runs(csda: Command, tiny_images: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
         (["--seed", "1", "--set", "seed=2"], "seed is given twice"),
         (["--seed", "-1"], "seed = -1"),
         (["--method", "cdsa"], "method = 'cdsa' is unknown; choose one of"),
-        (["--preset", "fast"], "preset = 'fast' is unknown; choose one of paper, default, strong, quick"),
+        (["--preset", "fast"], "preset = 'fast' is unknown; choose one of paper, default, strong, features, quick"),
         (["--source", "radiology"], "source = 'radiology' is unknown; choose one of"),
         (["--set", "device=tpu"], "device = 'tpu' is unknown; give auto, cpu or cuda"),
         (["--labels", "100000"], "100000"),

@@ -19,7 +19,7 @@ from torch import Tensor
 from csda import metrics
 from csda.calibration import COVERAGE, Calibration, from_json
 from csda.data.augment import plain
-from csda.data.decode import fit_array, fit_image, read_image
+from csda.data.decode import Aspect, fit_array, fit_image, read_image
 from csda.data.records import Pixels
 from csda.data.store import available_cores
 from csda.engine import choose_device
@@ -84,6 +84,8 @@ class Predictor:
             self.digest: str | None = model.get("sha256")
             self.frequencies: list[float] | None = model["class_frequencies"]
             self.flips: bool = model.get("flips", False)
+            self.aspect: Aspect = model.get("aspect", "squash")
+            frozen: bool = model.get("frozen", False)
             fitted = model.get("calibration")
             self.calibration: Calibration | None = None if fitted is None else from_json(fitted, len(self.classes))
             encoder = build_encoder(model["backbone"], self.image_size, self.channels, dropout=0.0)
@@ -91,7 +93,7 @@ class Predictor:
             raise RunError(
                 f"{self._file}: not a model of csda ({type(error).__name__}: {error}); restore it or train anew"
             ) from None
-        self.model = TwoStream(encoder, len(self.classes))
+        self.model = TwoStream(encoder, len(self.classes), rectified=not frozen)
         # The teacher is not part of a finished model, and predicting leaves it out.
         expected = {k: value.shape for k, value in self.model.state_dict().items() if not k.startswith("teacher.")}
         if {k: value.shape for k, value in weights.items()} != expected:
@@ -119,9 +121,15 @@ class Predictor:
         return np.concatenate(found) if found else np.empty((0, len(self.classes)), dtype=np.float32)
 
     def stream(
-        self, paths: Iterable[Path], batch_size: int = 256, *, jobs: int | None = None, tta: bool = False
+        self,
+        paths: Iterable[Path],
+        batch_size: int = 256,
+        *,
+        jobs: int | None = None,
+        tta: bool = False,
+        calibrated: bool = True,
     ) -> Iterator[Outcome]:
-        """What becomes of each file, in order, calibrated where the model knows how.
+        """What becomes of each file, in order; probabilities are `calibrated` where the model knows how.
 
         So many `jobs`, threads, decode coming files while the network computes. No more than a few batches are in
         memory at a time, however many files there are.
@@ -133,7 +141,7 @@ class Predictor:
                 pending.append((group, problems))
                 yield images
 
-        for probs in self._compute(pixels(), tta, calibrated=True):
+        for probs in self._compute(pixels(), tta, calibrated):
             group, problems = pending.popleft()
             rows = iter(probs)
             for position, path in enumerate(group):
@@ -185,10 +193,10 @@ class Predictor:
 
     def _pixels(self, image: One) -> Pixels:
         if isinstance(image, str | Path):
-            return read_image(Path(image), self.image_size, self.channels)
+            return read_image(Path(image), self.image_size, self.channels, self.aspect)
         if isinstance(image, Image.Image):
-            return fit_image(image, self.image_size, self.channels)
-        return fit_array(_channels_last(image), self.image_size, self.channels)
+            return fit_image(image, self.image_size, self.channels, self.aspect)
+        return fit_array(_channels_last(image), self.image_size, self.channels, self.aspect)
 
     def decode(
         self, paths: Iterable[Path], batch_size: int, jobs: int
@@ -218,7 +226,7 @@ class Predictor:
 
     def _read(self, path: Path) -> Pixels | DataError:
         try:
-            return read_image(path, self.image_size, self.channels)
+            return read_image(path, self.image_size, self.channels, self.aspect)
         except DataError as error:
             return error
 
@@ -235,7 +243,7 @@ class Predictor:
 
     @torch.inference_mode()
     def _launch(self, pixels: Pixels, tta: bool) -> Tensor:
-        images = torch.from_numpy(pixels)
+        images = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
         if self.device.type == "cuda":
             images = images.pin_memory().to(self.device, non_blocking=True)
         if not len(images):

@@ -33,6 +33,9 @@ class Reporter:
     def pixels(self, done: int, total: int) -> None:
         """So many images are decoded."""
 
+    def features(self, done: int, total: int) -> None:
+        """Of so many images the features are computed."""
+
     def images(self, done: int, total: int) -> None:
         """So many images are predicted."""
 
@@ -63,7 +66,7 @@ class LogReporter(Reporter):
 
 
 class BarReporter(Reporter):
-    """A bar for the pixels and one for the training, with the running AUC and MCA and the time left."""
+    """Bars for pixels, features and training, with the running AUC and MCA and the time left."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -95,6 +98,9 @@ class BarReporter(Reporter):
 
     def pixels(self, done: int, total: int) -> None:
         self.progress.update(self._task("pixels", total), completed=done)
+
+    def features(self, done: int, total: int) -> None:
+        self.progress.update(self._task("features", total), completed=done)
 
     def images(self, done: int, total: int) -> None:
         self.progress.update(self._task("images", total), completed=done, figures=f"{done:,} of {total:,}")

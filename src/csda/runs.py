@@ -701,7 +701,14 @@ def _is_control(value: object) -> bool:
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     """JSON knows no NaN: a figure that is not defined becomes null."""
-    return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
+    return {
+        key: _finite(value)
+        if isinstance(value, Mapping)
+        else None
+        if isinstance(value, float) and not np.isfinite(value)
+        else value
+        for key, value in row.items()
+    }
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

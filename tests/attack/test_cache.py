@@ -17,7 +17,7 @@ from PIL import Image
 
 from commands import Command, is_one_sentence
 from csda.data import load_dataset
-from csda.data.cache import list_pixels
+from csda.data.cache import list_folders
 from csda.data.records import Dataset, Pixels
 from csda.data.store import PixelStore, open_pixels
 from csda.errors import ConfigError, DataError
@@ -131,28 +131,28 @@ def test_a_limit_makes_the_oldest_give_way(images: Path, cache: Path, monkeypatc
     monkeypatch.setenv("CSDA_CACHE_LIMIT", str(room / 2**30))
     for number in range(4):
         _open(Dataset(f"set {number}", whole.classes, whole.records[number:], root=whole.root), cache)
-        for entry in list_pixels(cache):  # one after the other also for a clock that is coarse
+        for entry in list_folders(cache):  # one after the other also for a clock that is coarse
             if entry.owner.startswith(f"set {number}"):
                 os.utime(entry.folder, (number, number))
-        assert sum(entry.bytes for entry in list_pixels(cache)) <= room
-    assert [entry.owner.removesuffix(f" {images}") for entry in list_pixels(cache)] == ["set 3", "set 2"]
+        assert sum(entry.bytes for entry in list_folders(cache)) <= room
+    assert [entry.owner.removesuffix(f" {images}") for entry in list_folders(cache)] == ["set 3", "set 2"]
 
 
 def test_what_another_process_is_making_stays(images: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_dataset(images)
     _open(whole, cache)
-    [first] = list_pixels(cache)
+    [first] = list_folders(cache)
     monkeypatch.setenv("CSDA_CACHE_LIMIT", str(1.5 * first.bytes / 2**30))
     with FileLock(first.folder / "lock"):
         _open(Dataset("other", whole.classes, whole.records[1:], root=whole.root), cache)
-        assert first.folder in [entry.folder for entry in list_pixels(cache)]
+        assert first.folder in [entry.folder for entry in list_folders(cache)]
 
 
 def test_a_set_beyond_the_limit_is_done_without(images: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CSDA_CACHE_LIMIT", "0.00001")
     [remark] = _open(load_dataset(images), cache).remarks
     assert "are needed and CSDA_CACHE_LIMIT is" in remark
-    assert list_pixels(cache) == []
+    assert list_folders(cache) == []
     monkeypatch.setenv("CSDA_CACHE_LIMIT", "much")
     with pytest.raises(ConfigError, match="CSDA_CACHE_LIMIT = 'much' is no number of GB"):
         open_pixels(load_dataset(images), SIZE, cache=cache)
@@ -170,13 +170,13 @@ def test_the_cache_is_shown_and_cleared(
     (cache / "weights" / "net.pth").write_bytes(bytes(3 << 20))
     code, printed, _ = csda("cache")
     assert code == 0
-    assert f"folder {images} at 16x3" in printed
+    assert f"folder {images}: pixels 16x3" in printed
     assert "3.0 MB" in printed
     assert "of 50.0 GB for pixels" in printed
     code, printed, _ = csda("cache", "clear")
     assert code == 0
     assert printed.endswith(f" freed in {cache}\n")
-    assert list_pixels(cache) == []
+    assert list_folders(cache) == []
     assert not (cache / "content").exists()
     assert (cache / "weights" / "net.pth").is_file()
     monkeypatch.setenv("CSDA_CACHE_LIMIT", "-1")

@@ -1,8 +1,8 @@
-"""The cache on disk: rows of pixels that are made once and then mapped into memory.
+"""The cache on disk: rows of pixels, or of features, that are made once and then mapped into memory.
 
 One folder holds one list of rows. Every row has a key, and the folder is named by the digest of all keys in their
 order: when one changes, a new folder is made and the rows that stayed are copied from the old one. A row counts once
-it is marked as done, and it is marked after its pixels have reached the disk, so that a process may be killed at any
+it is marked as done, and it is marked after its values have reached the disk, so that a process may be killed at any
 time and the next one goes on where it was. Whoever holds the lock of a folder makes what is missing in it, others wait
 and then read. Rows that cannot be made are not marked, and the next who asks tries again.
 
@@ -35,7 +35,6 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from csda.data.records import Pixels
 from csda.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -50,34 +49,48 @@ CACHE_LIMIT = 50
 SYNC_SECONDS = 0.5
 """How often what was written is marked as done: so much work is lost when a process is killed."""
 
+KINDS = ("pixels", "features")
+"""Parts of the cache that keep to its limit, a folder for each list of rows."""
+
 Progress = Callable[[int, int], None]
 Flags = npt.NDArray[np.bool_]
+Values = npt.NDArray[Any]
 Sums = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is to be made: `make(positions)` gives the pixels of each row, or the reason why it has none."""
+    """What is to be made: `make(positions)` gives the values of each row, or the reason why it has none.
+
+    `settings` are those that all rows share, `place` is the folder of the cache for rows of this kind. Without
+    `workers` the rows are made by the thread that asks for them. `chunk` rows are made together: few, so that threads
+    share well and an interrupt is quick.
+    """
 
     owner: str
     settings: str
     keys: Sequence[bytes]
-    shape: tuple[int, int, int]
-    make: Callable[[Sequence[int]], Sequence[Pixels | str]]
+    shape: tuple[int, ...]
+    make: Callable[[Sequence[int]], Sequence[Values | str]]
     workers: int
+    place: str
+    dtype: npt.DTypeLike = np.uint8
+    chunk: int = 16
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def bytes(self) -> int:
-        return len(self.keys) * math.prod(self.shape)
+        return len(self.keys) * self.row_bytes
 
-    @property
-    def chunk(self) -> int:
-        """Rows that are made together: few, so that threads share well and an interrupt is quick."""
-        return min(16, max(1, len(self.keys) // 32))
+    def folder(self, cache: Path) -> Path:
+        return folder_of(cache, self.place, self.settings, self.keys)
 
 
 def cache_limit() -> int:
-    """Bytes that the pixels in the cache take at most: `$CSDA_CACHE_LIMIT` in GB, or `CACHE_LIMIT`."""
+    """Bytes that pixels and features in the cache take at most: `$CSDA_CACHE_LIMIT` in GB, or `CACHE_LIMIT`."""
     text = os.environ.get("CSDA_CACHE_LIMIT") or str(CACHE_LIMIT)
     try:
         limit = float(text)
@@ -96,8 +109,8 @@ def digest(*parts: bytes) -> bytes:
     return summary.digest()
 
 
-def folder_of(cache: Path, settings: str, keys: Sequence[bytes], shape: tuple[int, int, int]) -> Path:
-    return cache / "pixels" / f"{shape[0]}x{shape[2]}" / digest(settings.encode(), *keys).hex()
+def folder_of(cache: Path, place: str, settings: str, keys: Sequence[bytes]) -> Path:
+    return cache / place / digest(settings.encode(), *keys).hex()
 
 
 def rows_done(folder: Path, count: int) -> Flags:
@@ -109,12 +122,12 @@ def rows_done(folder: Path, count: int) -> Flags:
     return done if len(done) == count else np.zeros(count, bool)
 
 
-def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Pixels, dict[int, str], tuple[str, ...]]:
-    """Pixels [N, H, W, C], the reasons for rows that have none, and remarks.
+def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Values, dict[int, str], tuple[str, ...]]:
+    """Values [N, …], the reasons for rows that have none, and remarks.
 
     What is missing in the cache is made; where the disk does not take it, all rows are made in memory if they fit.
     """
-    folder = folder_of(cache, rows.settings, rows.keys, rows.shape)
+    folder = rows.folder(cache)
     if (array := _open_whole(folder, rows)) is not None:
         progress(len(array), len(array))
         return array, {}, ()
@@ -130,21 +143,22 @@ def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Pixels, di
     except OSError as error:
         if error.errno in (ENOSPC, EDQUOT):  # half a set is of no use on a disk that has no room for it
             shutil.rmtree(folder, ignore_errors=True)
-        problem = f"The pixel cache {cache} cannot be written ({error.strerror or error})"
+        kind = rows.place.partition("/")[0]
+        problem = f"The cache {cache} cannot be written ({error.strerror or error})"
         if rows.bytes > physical_memory() // 2:
             raise DataError(
-                f"{problem} and the {format_size(rows.bytes)} of pixels do not fit into memory either: name a folder "
+                f"{problem} and the {format_size(rows.bytes)} of {kind} do not fit into memory either: name a folder "
                 f"with room in the environment variable CSDA_CACHE or choose a smaller image_size."
             ) from error
-        remark = f"{problem}: images are decoded anew on each start, unless CSDA_CACHE names a folder with room."
+        remark = f"{problem}: {kind} are made anew on each start, unless CSDA_CACHE names a folder with room."
         return *load_in_memory(rows, progress), (remark,)
 
 
-def load_in_memory(rows: Rows, progress: Progress) -> tuple[Pixels, dict[int, str]]:
-    """Pixels [N, H, W, C] and the reasons for rows that have none, without a cache."""
-    array: Pixels = np.zeros((len(rows.keys), *rows.shape), np.uint8)
+def load_in_memory(rows: Rows, progress: Progress) -> tuple[Values, dict[int, str]]:
+    """Values [N, …] and the reasons for rows that have none, without a cache."""
+    array: Values = np.zeros((len(rows.keys), *rows.shape), rows.dtype)
 
-    def write(images: Mapping[int, Pixels]) -> None:
+    def write(images: Mapping[int, Values]) -> None:
         for position, image in images.items():
             array[position] = image
 
@@ -183,14 +197,14 @@ class Disk:
         self._done.close()
         self._checks.close()
 
-    def write(self, images: Mapping[int, Pixels]) -> None:
+    def write(self, images: Mapping[int, Values]) -> None:
         """Write rows in ascending order, from any thread; they count after the next `sync`."""
         positions = np.array([*images], np.int64)
         for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
             # One write for many rows: the workers wait for each other less often.
             pixels = np.stack([images[position] for position in run.tolist()])
             with self._writing:
-                _write_at(self._pixels, int(run[0]) * pixels[0].size, pixels.data.cast("B"))
+                _write_at(self._pixels, int(run[0]) * pixels[0].nbytes, pixels.data.cast("B"))
                 self._sums[run] = [crc32(image) for image in pixels]
                 self._written += run.tolist()
 
@@ -212,7 +226,7 @@ class Disk:
 def fill(
     rows: Rows,
     done: Flags,
-    write: Callable[[Mapping[int, Pixels]], None],
+    write: Callable[[Mapping[int, Values]], None],
     progress: Progress,
     after_each: Callable[[], None] = lambda: None,
 ) -> dict[int, str]:
@@ -229,9 +243,17 @@ def fill(
         return {position: result for position, result in made.items() if isinstance(result, str)}
 
     progress(ready, total)
+    size = min(rows.chunk, max(1, len(rows.keys) // 32)) if rows.workers else rows.chunk
+    chunks = [missing[start : start + size] for start in range(0, len(missing), size)]
+    if not rows.workers:
+        for chunk in chunks:
+            failed |= make(chunk)
+            after_each()
+            ready += len(chunk)
+            progress(ready, total)
+        return failed
     pool = ThreadPoolExecutor(rows.workers)
     try:
-        chunks = [missing[start : start + rows.chunk] for start in range(0, len(missing), rows.chunk)]
         made = {pool.submit(make, chunk): len(chunk) for chunk in chunks}
         for future in as_completed(made):
             failed |= future.result()
@@ -260,14 +282,16 @@ class Guard:
         self._unread = rows_done(folder, len(rows.keys))
         self._mending = Lock()
 
-    def check(self, array: Pixels, first: Any) -> None:
+    def check(self, array: Values, first: Any) -> None:
         """Compare the rows of the array that an index of its first axis means, where nobody has yet."""
         wanted = np.zeros(len(array), bool)
+        if isinstance(first, np.ndarray) and first.dtype == np.bool_:
+            first = first.reshape(len(first), -1).any(axis=1)  # a mask may choose single values
         wanted[first] = True
         for row in np.flatnonzero(wanted & self._unread).tolist():
             self.accepts(row, array[row])
 
-    def accepts(self, row: int, image: Pixels) -> bool:
+    def accepts(self, row: int, image: Values) -> bool:
         """Whether this is the row as it was made; otherwise it is so in the file now, and is to be read again."""
         if not self._unread[row] or crc32(image.data) == self._sums[row]:
             self._unread[row] = False
@@ -295,8 +319,8 @@ class Guard:
         logging.getLogger(__name__).warning("%s: row %d was damaged and has been made anew", self._folder, row)
 
 
-class MappedPixels(np.memmap[Any, np.dtype[np.uint8]]):
-    """Pixels in a file of the cache, guarded: what is read of them by an index is what was written."""
+class MappedRows(np.memmap[Any, np.dtype[Any]]):
+    """Rows in a file of the cache, guarded: what is read of them by an index is what was written."""
 
     guard: Guard | None = None
     """None for a part of them, which was checked when it was taken."""
@@ -307,8 +331,8 @@ class MappedPixels(np.memmap[Any, np.dtype[np.uint8]]):
         return super().__getitem__(index)
 
 
-def _map(folder: Path, rows: Rows) -> Pixels:
-    array = MappedPixels(folder / "pixels", np.uint8, "r", shape=(len(rows.keys), *rows.shape))
+def _map(folder: Path, rows: Rows) -> Values:
+    array = MappedRows(folder / "pixels", rows.dtype, "r", shape=(len(rows.keys), *rows.shape))
     array.guard = Guard(folder, rows)
     return array
 
@@ -318,8 +342,8 @@ def _read_sums(folder: Path, count: int) -> Sums:
     return sums if len(sums) == count else np.zeros(count, np.uint32)
 
 
-def _open_whole(folder: Path, rows: Rows) -> Pixels | None:
-    """The pixels where every row is done; also from a cache that may only be read."""
+def _open_whole(folder: Path, rows: Rows) -> Values | None:
+    """The values where every row is done; also from a cache that may only be read."""
     try:
         done = rows_done(folder, len(rows.keys))
         if not done.all() or (folder / "sums").stat().st_size != 4 * len(done):
@@ -369,7 +393,7 @@ def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
         try:
             keys, done = (other / "keys").read_bytes(), np.fromfile(other / "done", np.bool_)
             sums = _read_sums(other, len(done))
-            array = np.memmap(other / "pixels", np.uint8, "r", shape=(len(done), *rows.shape))
+            array = np.memmap(other / "pixels", rows.dtype, "r", shape=(len(done), *rows.shape))
         except (OSError, ValueError):
             continue
         for row in np.flatnonzero(done).tolist():
@@ -382,7 +406,7 @@ def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
 
 
 def _siblings(folder: Path) -> list[Path]:
-    """The other folders of the same image size, the last used first."""
+    """The other folders of the same kind, the last used first."""
     used = {}
     for other in folder.parent.glob("[!.]*"):
         with suppress(OSError):  # another process may be removing it
@@ -401,8 +425,8 @@ def _evict(folder: Path) -> None:
 
 
 def _make_room(cache: Path, limit: int, kept: Path) -> None:
-    """Remove the folders of pixels that were used longest ago until the others, but for `kept`, keep to a limit."""
-    others = [entry for entry in list_pixels(cache) if entry.folder != kept]
+    """Remove the folders that were used longest ago until the others, but for `kept`, keep to a limit."""
+    others = [entry for entry in list_folders(cache) if entry.folder != kept]
     total = sum(entry.bytes for entry in others)
     for entry in sorted(others, key=lambda entry: entry.used):
         if total <= limit:
@@ -433,7 +457,7 @@ def _owner(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One folder of pixels: whose they are, how many, at which size, and when they were last used."""
+    """One folder of pixels or features: whose they are, of how many images, and when they were last used."""
 
     folder: Path
     owner: str
@@ -442,10 +466,10 @@ class Entry:
     used: float
 
 
-def list_pixels(cache: Path) -> list[Entry]:
-    """The folders of pixels in the cache."""
+def list_folders(cache: Path) -> list[Entry]:
+    """The folders of pixels and features in the cache."""
     entries = []
-    for folder in cache.glob("pixels/*/[!.]*"):
+    for folder in (folder for kind in KINDS for folder in cache.glob(f"{kind}/*/[!.]*")):
         with suppress(OSError):  # another process may be removing it
             done = folder / "done"
             images = done.stat().st_size if done.is_file() else 0
@@ -464,12 +488,12 @@ def _bytes_below(folder: Path) -> int:
 
 
 def bytes_of(cache: Path) -> dict[str, int]:
-    """What each part of the cache takes: pixels, hashes of contents, weights."""
+    """What each part of the cache takes: pixels, features, hashes of contents, weights."""
     return {folder.name: _bytes_below(folder) for folder in sorted(cache.glob("[!.]*")) if folder.is_dir()}
 
 
 def cache_table(cache: Path) -> Table:
-    """The cache for the terminal: a line for each folder of pixels, and for what else there is."""
+    """The cache for the terminal: a line for each folder of pixels or features, and for what else there is."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -478,27 +502,30 @@ def cache_table(cache: Path) -> Table:
     table.add_column("What")
     for name in ("Images", "Size", "Last used"):
         table.add_column(name, justify="right")
-    for entry in list_pixels(cache):
+    for entry in list_folders(cache):
         used = datetime.fromtimestamp(entry.used).isoformat(" ", "minutes")
         table.add_row(
-            Text(f"{entry.owner} at {entry.folder.parent.name}"), f"{entry.images:,}", format_size(entry.bytes), used
+            Text(f"{entry.owner}: {entry.folder.parent.parent.name} {entry.folder.parent.name}"),
+            f"{entry.images:,}",
+            format_size(entry.bytes),
+            used,
         )
     sizes = bytes_of(cache)
     for name, count in sizes.items():
-        if name != "pixels":
+        if name not in KINDS:
             table.add_row(Text({"content": "hashes of files"}.get(name, name)), "", format_size(count), "")
-    limit = f"of {format_size(cache_limit())} for pixels (CSDA_CACHE_LIMIT)"
+    limit = f"of {format_size(cache_limit())} for pixels and features (CSDA_CACHE_LIMIT)"
     table.add_row("all", "", format_size(sum(sizes.values())), limit)
     return table
 
 
 def clear_cache(cache: Path) -> int:
-    """Remove all pixels and hashes, but for what another process is making; the bytes that are free again.
+    """Remove all pixels, features and hashes, but for what another process is making; the bytes that are free again.
 
     Weights, which came over the network, stay.
     """
     before = sum(bytes_of(cache).values())
-    for entry in list_pixels(cache):
+    for entry in list_folders(cache):
         _remove(entry.folder)
     shutil.rmtree(cache / "content", ignore_errors=True)
     return before - sum(bytes_of(cache).values())

@@ -2,7 +2,8 @@
 
 What is decided here for everybody:
 
-- The aspect ratio is not kept: an image is squashed to size × size with an antialiasing filter, as in the paper.
+- An image becomes size × size by an antialiasing filter. It is squashed, as in the paper, unless it is to keep its
+  aspect ratio: then black is put on both sides of the shorter axis (`pad`), or the middle is cut out (`crop`).
 - Transparent pixels lie on black, the background of most medical images.
 - EXIF rotation is applied.
 - A file with several frames is refused rather than cut to its first; the exception is MPO, a photograph with a preview.
@@ -29,7 +30,7 @@ from contextlib import contextmanager, suppress
 from errno import EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from csda.data.records import Pixels
 from csda.data.regular import NotRegularError, open_regular
 from csda.errors import DataError
+
+Aspect = Literal["squash", "pad", "crop"]
+"""How an image becomes a square."""
 
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 10 * MAX_PIXELS
@@ -134,26 +138,26 @@ def read_header(path: Path) -> Header:
         raise explain_failure(path, error) from error
 
 
-def read_image(path: Path, size: int, channels: int) -> Pixels:
+def read_image(path: Path, size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
     """The image as uint8 [size, size, channels]; an error is one of `explain_failure`."""
     try:
         with _opened(path) as file:
             image = _dicom_image(file) if _is_dicom(path, file) else _plain_image(file, size)
-        return _fit(image, size, channels)
+        return _fit(image, size, channels, aspect)
     except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
         raise explain_failure(path, error) from error
 
 
-def fit_image(image: Image.Image, size: int, channels: int) -> Pixels:
+def fit_image(image: Image.Image, size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
     """An image that Pillow has opened, as `read_image` would give it."""
     try:
         _header(image)
-        return _fit(_flatten(ImageOps.exif_transpose(image)), size, channels)
+        return _fit(_flatten(ImageOps.exif_transpose(image)), size, channels, aspect)
     except Exception as error:  # a file that was opened and not read yet may be damaged
         raise DataError(f"the image {_reason(error)}") from error
 
 
-def fit_array(values: npt.NDArray[Any], size: int, channels: int) -> Pixels:
+def fit_array(values: npt.NDArray[Any], size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
     """Values [H, W, C], of 8 or 16 bits, truth values, or numbers from 0 to 1, as `read_image` would give them."""
     if not values.size or values.shape[0] * values.shape[1] > MAX_PIXELS:
         raise DataError(f"an image is of the shape {list(values.shape)}; give [H, W, C] of up to {MAX_PIXELS:,} pixels")
@@ -170,12 +174,13 @@ def fit_array(values: npt.NDArray[Any], size: int, channels: int) -> Pixels:
     if values.shape == (size, size, channels):
         return values
     values = np.ascontiguousarray(values)
-    return _fit(_flatten(Image.fromarray(values[..., 0] if values.shape[2] == 1 else values)), size, channels)
+    image = Image.fromarray(values[..., 0] if values.shape[2] == 1 else values)
+    return _fit(_flatten(image), size, channels, aspect)
 
 
-def _fit(image: Image.Image, size: int, channels: int) -> Pixels:
+def _fit(image: Image.Image, size: int, channels: int, aspect: Aspect) -> Pixels:
     mode = "L" if channels == 1 else "RGB"
-    return _resize(image if image.mode == mode else image.convert(mode), size)
+    return _to_square(image if image.mode == mode else image.convert(mode), size, aspect)
 
 
 def has_colour(path: Path, size: int) -> bool:
@@ -188,18 +193,35 @@ def is_grey(pixels: Pixels) -> bool:
     return int(np.ptp(pixels, axis=-1).max()) <= GREY_WITHIN
 
 
-def _resize(image: Image.Image, size: int) -> Pixels:
-    """Pixels [size, size, C] through the antialiasing triangle filter."""
-    if image.mode == "RGB" and max(image.size) < REDUCED * size:
+def _to_square(image: Image.Image, size: int, aspect: Aspect) -> Pixels:
+    """Pixels [size, size, C]."""
+    width, height = image.size
+    if aspect == "pad":
+        scale = size / max(width, height)
+        inner = _resize(image, max(1, round(width * scale)), max(1, round(height * scale)))
+        pixels = np.zeros((size, size, inner.shape[-1]), np.uint8)
+        top, left = (size - inner.shape[0]) // 2, (size - inner.shape[1]) // 2
+        pixels[top : top + inner.shape[0], left : left + inner.shape[1]] = inner
+        return pixels
+    if aspect == "crop" and width != height:
+        side = min(width, height)
+        left, top = (width - side) // 2, (height - side) // 2
+        image = image.crop((left, top, left + side, top + side))
+    return _resize(image, size, size)
+
+
+def _resize(image: Image.Image, width: int, height: int) -> Pixels:
+    """Pixels [height, width, C] through the antialiasing triangle filter."""
+    if image.mode == "RGB" and max(image.size) < REDUCED * max(width, height):
         import torch
         import torch.nn.functional as F
 
         # Pillow's filter to within one grey level, in a third of its time.
         pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
-        resized = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
+        resized = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
         return np.asarray(resized[0].permute(1, 2, 0))
-    image = image.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=REDUCED / 2)
-    return np.asarray(image).reshape(size, size, -1)
+    image = image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=REDUCED / 2)
+    return np.asarray(image).reshape(height, width, -1)
 
 
 def _opened(path: Path) -> BinaryIO:

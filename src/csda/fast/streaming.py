@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from csda.data.augment import Augmentation, Selection
-from csda.data.cache import MappedPixels
+from csda.data.cache import MappedRows
 from csda.data.loader import ImagePool, Positions
 from csda.data.records import Pixels
 from csda.errors import DataError
@@ -81,7 +81,7 @@ class HostPixels:
         self.array = array
         self.rows = rows
         self.device = device
-        self._guard = array.guard if isinstance(array, MappedPixels) else None
+        self._guard = array.guard if isinstance(array, MappedRows) else None
         self._file: int | None = None
         self._name, self._offset = "", 0
         if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and hasattr(os, "preadv"):
