@@ -50,7 +50,7 @@ from csda.runs import Run, source_commit, write_whole
 from tiny import make_images, train_tiny
 
 RESULTS = Path(__file__).parents[2] / "results" / "attack"
-SECONDS = 600
+SECONDS = 1800
 """After so long a batch counts as one that waits for ever."""
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -427,10 +427,10 @@ class Attack:
 
 
 ATTACKS: dict[str, Attack] = {
-    "kills at random moments": Attack(attack_moments, 1000, 20),
-    "kills within writes of the run folder": Attack(attack_writes, 1000, 20),
-    "racing starts": Attack(attack_races, 500, 20),
-    "full disks": Attack(attack_disk, 100, 8),
+    "kills at random moments": Attack(attack_moments, 1000, 5),
+    "kills within writes of the run folder": Attack(attack_writes, 1000, 5),
+    "racing starts": Attack(attack_races, 500, 6),
+    "full disks": Attack(attack_disk, 100, 4),
     "hostile names": Attack(attack_names, 100, 20),
     **{f"mutated {kind} images": Attack(attack_images, 10_000, 1000, kind) for kind in KINDS},
     "mutated tables": Attack(attack_tables, 10_000, 1000),

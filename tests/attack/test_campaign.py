@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -61,7 +62,9 @@ def test_counts_add_up_over_sessions_and_failures_are_kept(tmp_path: Path, monke
 
     monkeypatch.setattr(campaign, "attack_once", attack_once)
     monkeypatch.setattr(Stage, "build", lambda place: None)
-    failures = [campaign.run_campaign(0.001, seed, tmp_path, ["hostile names"]) for seed in (1, 2)]
+    clock = itertools.count()
+    monkeypatch.setattr(campaign.time, "monotonic", lambda: next(clock))
+    failures = [campaign.run_campaign(0.2, seed, tmp_path, ["hostile names"]) for seed in (1, 2)]
     assert failures == [1, 0]
     sessions = json.loads((tmp_path / "sessions.json").read_text())
     assert [session["seed"] for session in sessions] == [1, 2]
