@@ -518,7 +518,7 @@ def format_page(sessions: list[dict[str, Any]]) -> str:
         "# The attack",
         "",
         f"`make attack`, {len(sessions)} sessions, {sum(each['minutes'] for each in sessions):.1f} minutes in all. "
-        "What each attack does is said in [campaign.py](../../tests/attack/campaign.py).",
+        "What each attack does is said in `tests/attack/campaign.py`.",
         "",
         "| attack | done | goal | failed batches |",
         "|---|---|---|---|",
