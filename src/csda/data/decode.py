@@ -20,6 +20,7 @@ What is decided here for everybody:
 from __future__ import annotations
 
 import io
+import logging
 import os
 import struct
 import warnings
@@ -70,6 +71,10 @@ GREY_WITHIN = 3
 FAULTS_OF_A_FILE = frozenset({None, ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG, EINVAL, ENXIO})
 """What an OSError says when one file is to blame: decoders give no number, and one that a damaged file sends to a place
 before its beginning gives EINVAL. A socket gives ENXIO."""
+
+
+# What Pillow logs of a damaged file would go to stderr without the file's name; it is raised as well.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class Header(NamedTuple):
