@@ -151,14 +151,25 @@ def test_a_general_basis_lies_between_the_diagonal_case_and_no_alignment():
 
 
 @thoroughly
-@given(cases(), st.sampled_from([0.0, 1.0, 20.0]))
+@given(cases(), st.sampled_from([0.1, 1.0, 20.0]))
 def test_shrink(case: Case, strength: float):
-    labeled, unlabeled = case.marginals(), case.marginals()
+    probs, labeled, unlabeled = case.probs(12), case.marginals(), case.marginals()
     numbers = torch.tensor(case.random.integers(0, 5, case.n), dtype=case.dtype)
-    actual = alignment.shrink(labeled, unlabeled, numbers, strength)
-    rows = [labeled.tolist(), unlabeled.tolist(), numbers.tolist()]
-    assert_equal(case, actual, [reference.shrink(i, *rows, strength) for i in range(case.n)])
-    assert_rows_sum_to_one(actual)
+    counts = (alignment.shrink(rows, numbers, strength) for rows in (labeled, unlabeled))
+    rows = labeled.tolist(), unlabeled.tolist(), numbers.tolist()
+    expected = [reference.align_shrunken(q, *rows, strength) for q in probs.tolist()]
+    assert_equal(case, alignment.align(probs, *counts), expected)
+
+
+def test_with_many_samples_shrinkage_vanishes_and_with_none_nothing_is_aligned():
+    probs, labeled, unlabeled = (
+        torch.tensor([[0.6, 0.4]]),
+        torch.tensor([[0.6, 0.4]] * 2),
+        torch.tensor([[0.8, 0.2]] * 2),
+    )
+    for number, expected in ((1e6, alignment.align(probs, labeled, unlabeled)), (0.0, probs)):
+        counts = (alignment.shrink(rows, torch.full((2,), number), 3.0) for rows in (labeled, unlabeled))
+        torch.testing.assert_close(alignment.align(probs, *counts), expected, rtol=1e-4, atol=1e-5)
 
 
 @settings(thoroughly, max_examples=60)
@@ -203,7 +214,7 @@ def test_leading_axes_are_labels(case: Case, K: int):
         "transition": alignment.transition(labeled, unlabeled),
         "basis": alignment.change_basis(labeled, unlabeled),
         "estimated_basis": alignment.estimate_basis(labeled, unlabeled, 0.1),
-        "shrink": alignment.shrink(labeled, unlabeled, 9 * confidence, 3.0),
+        "shrink": alignment.shrink(labeled, 9 * confidence, 3.0),
         "shift": alignment.shift_weights(labeled, confidence, 0.1),
         "sums": sums,
         "numbers": numbers,
@@ -221,7 +232,7 @@ def test_leading_axes_are_labels(case: Case, K: int):
             "transition": alignment.transition(labeled[k], unlabeled[k]),
             "basis": alignment.change_basis(labeled[k], unlabeled[k]),
             "estimated_basis": alignment.estimate_basis(labeled[k], unlabeled[k], 0.1),
-            "shrink": alignment.shrink(labeled[k], unlabeled[k], 9 * confidence[k], 3.0),
+            "shrink": alignment.shrink(labeled[k], 9 * confidence[k], 3.0),
             "shift": alignment.shift_weights(labeled[k], confidence[k], 0.1),
             "sums": sums,
             "numbers": numbers,
@@ -295,7 +306,7 @@ def test_nothing_is_copied_to_the_host():
     with OnDevice():
         alignment.change_basis(alignment.estimate_basis(labeled, unlabeled, 0.1), unlabeled)
         alignment.shift_weights(labeled, confidence, 0.1)
-        alignment.shrink(labeled, unlabeled, confidence, 3.0)
+        alignment.shrink(labeled, confidence, 3.0)
         alignment.class_sums(probs, probs.argmax(-1))
         alignment.absent_rows(labeled, unlabeled)
         alignment.absent_confidence(confidence, confidence)

@@ -21,6 +21,7 @@ LAYERS = (
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine"),
     ("trainer",),
+    ("cross_fitting",),
     ("training", "predict", "export", "report"),
     ("demo", "review"),
     ("cli",),

@@ -160,23 +160,23 @@ def class_sums(probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     return sums.to(probs.dtype), members.sum(0)
 
 
-def shrink(labeled: Tensor, unlabeled: Tensor, numbers: Tensor, strength: float) -> Tensor:
-    """(K_i λ_i^x + κ λ_i^u) / (K_i + κ): row i moves towards the unlabeled one as if κ more samples had said so.
+def shrink(rows: Tensor, numbers: Tensor, strength: float) -> Tensor:
+    """K_i λ_i + κ: how often each class was met in the samples of row i, with κ more of every class.
 
-    With few labeled samples of a class the row is left nearly as it is on unlabeled data, so little is aligned.
+    Alignment with both marginals as such counts multiplies by (K_i λ_i^x|_j + κ) / (K_i λ_i^u|_j + κ): near Eq. (9)
+    where a cell rests on many labeled samples, and near one where it rests on few, so that what few samples say of a
+    rare class changes little.
 
     Args:
-        labeled: λ^x [n, n].
-        unlabeled: λ^u [n, n].
-        numbers: K [n], the labeled samples that row i is the mean over.
-        strength: κ; 0 leaves rows of at least one sample as they are, and those of none become λ_i^u.
+        rows: λ [n, n].
+        numbers: K [n], the labeled samples that row i of λ^x is the mean over.
+        strength: κ; above 0.
 
-    >>> shrink(torch.eye(2), torch.full((2, 2), 0.5), torch.tensor([10.0, 0.0]), strength=10.0)
-    tensor([[0.7500, 0.2500],
-            [0.5000, 0.5000]])
+    >>> shrink(torch.tensor([[0.8, 0.2], [0.5, 0.5]]), torch.tensor([10.0, 0.0]), strength=2.0)
+    tensor([[10.,  4.],
+            [ 2.,  2.]])
     """
-    share = torch.where(numbers > 0, numbers / (numbers + strength).clamp(min=SMALLEST_DIVISOR), 0)
-    return unlabeled + share.to(labeled.dtype)[..., None] * (labeled - unlabeled)
+    return numbers[..., None] * rows + strength
 
 
 def shift_weights(shares: Tensor, mean: Tensor, ridge: float) -> Tensor:

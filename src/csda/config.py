@@ -296,6 +296,7 @@ PRESETS: dict[str, Preset] = {
                 {"capacity": 128, "condition": "prediction", "passes": "two", "teacher_momentum": 0.99},
             ),
             "self-train": {"passes": "two"},
+            "csda-folds": {"passes": "two", "guesses_from": "folds", "fold_network": "body"},
         },
     ),
     "quick": Preset(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from csda.config import PICTURES, RunConfig, resolve
+from csda.cross_fitting import cross_fit
 from csda.data import recognise
 from csda.data.prepared import prepare_data
 from csda.data.splits import Budget
@@ -77,6 +78,8 @@ def train(
         with using(choose_device(config.device, ranks.local_rank), config.precision, config.time_kernels):
             trainer = Trainer(config, prepared, ranks, weights)
             run = run or ranks.from_first(lambda: trainer.create_run(folder))
+            if not run.has_checkpoint:
+                cross_fit(trainer, weights, update, reporter)
             return fit(trainer, run, reporter)
 
 

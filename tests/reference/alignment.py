@@ -68,11 +68,14 @@ def estimate_basis(labeled: Matrix, unlabeled: Matrix, ridge: float) -> Matrix:
     return [least_squares(design, labeled[i], ridge, [float(i == k) for k in range(n)]) for i in range(n)]
 
 
-def shrink(i: int, labeled: Matrix, unlabeled: Matrix, numbers: Vector, strength: float) -> Vector:
-    total = numbers[i] + strength
-    if total == 0:
-        return unlabeled[i]
-    return [(numbers[i] * x + strength * u) / total for x, u in zip(labeled[i], unlabeled[i], strict=True)]
+def align_shrunken(q: Vector, labeled: Matrix, unlabeled: Matrix, numbers: Vector, strength: float) -> Vector:
+    """By what was observed in labeled samples predicted as i over what was expected, with `strength` more of each."""
+    i = argmax(q)
+    ratios = []
+    for j in range(len(q)):
+        observed, expected = numbers[i] * labeled[i][j], numbers[i] * unlabeled[i][j]
+        ratios.append((observed + strength) / (expected + strength))
+    return normalize([q[j] * ratios[j] for j in range(len(q))])
 
 
 def shift_weights(shares: Matrix, mean: Vector, ridge: float) -> Vector:
