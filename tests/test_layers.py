@@ -16,13 +16,16 @@ import csda
 from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
-    ("errors", "folders", "arguments", "alignment", "losses", "metrics"),
-    ("config", "progress", "distributed"),
+    ("errors", "folders"),
+    ("arguments", "alignment", "losses", "metrics", "calibration", "probe"),
+    ("config", "progress", "distributed", "examples"),
     ("marginals", "condition_queue", "models", "data"),
-    ("methods", "evaluate", "runs", "engine"),
+    ("methods", "evaluate", "runs", "engine", "grad_cam"),
+    ("thumbnails", "features"),
     ("trainer",),
     ("cross_fitting",),
-    ("training", "predict", "export", "report"),
+    ("training", "predict", "report"),
+    ("inference", "external", "export"),
     ("demo", "review"),
     ("cli",),
     ("__main__",),

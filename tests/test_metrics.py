@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import balanced_accuracy_score, confusion_matrix, precision_score, recall_score, roc_auc_score
+from scipy.optimize import minimize_scalar
+from scipy.stats import binomtest
+from sklearn.metrics import (
+    average_precision_score,
+    balanced_accuracy_score,
+    confusion_matrix,
+    log_loss,
+    precision_recall_curve,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+    roc_curve,
+)
 
 from csda import metrics
 
@@ -208,3 +220,113 @@ def test_a_decision_is_the_prediction_as_a_label() -> None:
     assert several[:2] == [(), (0, 1, 2)]
     assert [tuple(np.flatnonzero(row)) for row in metrics.predict(probs, multi_label=True)] == several
     assert metrics.decide(probs[:0], multi_label=True) == []
+
+
+def test_wilson_interval_is_that_of_scipy() -> None:
+    counts = np.array([1, 2, 9, 10, 350, 5, 5])
+    hits = np.array([0, 2, 4, 10, 17, 0, 5])
+    for level in (0.9, 0.95):
+        expected = [binomtest(int(k), int(n)).proportion_ci(level, "wilson") for k, n in zip(hits, counts, strict=True)]
+        np.testing.assert_allclose(metrics.wilson_interval(hits, counts, level).T, expected, atol=1e-12)
+    assert np.isnan(metrics.wilson_interval(np.array([0]), np.array([0]))).all()
+
+
+def test_interval_of_a_mean_of_shares_holds_what_it_promises() -> None:
+    """Over drawn test sets of a few images, where a bootstrap within classes is often a single point."""
+    generator, counts, shares = np.random.default_rng(3), np.array([2, 4, 30]), np.array([0.5, 0.9, 0.8])
+    held = [
+        low <= shares.mean() <= high
+        for low, high in (metrics.mean_interval(generator.binomial(counts, shares), counts) for _ in range(2000))
+    ]
+    assert 0.93 < np.mean(held) <= 1
+    low, high = metrics.mean_interval(np.array([1, 0]), np.array([1, 0]))
+    assert (low, high) == (pytest.approx(metrics.wilson_interval(1, 1)[0]), 1)
+    assert np.isnan(metrics.mean_interval(np.zeros(2), np.zeros(2))).all()
+
+
+def test_difference_of_shares_is_newcombes_and_one_image_decides_nothing() -> None:
+    # Table II of Newcombe (1998): 36 + 12 + 2 + 0 images, difference 0.2.
+    ours = np.repeat([1, 1, 0, 0], [36, 12, 2, 0])
+    theirs = np.repeat([1, 0, 1, 0], [36, 12, 2, 0])
+    np.testing.assert_allclose(metrics.difference_interval(ours, theirs), [0.0569, 0.3404], atol=1e-4)
+    low, high = metrics.difference_interval(np.array([1]), np.array([0]))
+    assert low < 0 < high
+    low, high = metrics.difference_interval(np.ones(40), np.zeros(40))
+    assert low > 0.8
+    assert np.isnan(metrics.difference_interval(np.empty(0), np.empty(0))).all()
+
+
+@given(predictions())
+@settings(deadline=None, max_examples=60)
+def test_curves_agree_with_scikit_learn(case: tuple[np.ndarray, np.ndarray]) -> None:
+    probs, labels = case
+    scores, positive = probs[:, 0], labels == 0
+    if not 0 < positive.sum() < len(positive):
+        return
+    expected = roc_curve(positive, scores, drop_intermediate=False)
+    for ours, theirs in zip(metrics.roc_curve(scores, positive), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs)
+    precisions, recalls, thresholds = precision_recall_curve(positive, scores)
+    ours = metrics.precision_recall_curve(scores, positive)
+    for mine, theirs in zip(ours, (recalls[:-1][::-1], precisions[:-1][::-1], thresholds[::-1]), strict=True):
+        np.testing.assert_allclose(mine, theirs)
+    np.testing.assert_allclose(metrics.average_precision(scores, positive), average_precision_score(positive, scores))
+    specificity = 0.8
+    reached = max(true for false, true in zip(*expected[:2], strict=True) if 1 - false >= specificity - 1e-12)
+    assert metrics.sensitivity_at(specificity, scores, positive) == pytest.approx(reached)
+
+
+def test_weights_of_a_curve_are_repetitions() -> None:
+    generator = np.random.default_rng(2)
+    scores, positive, weights = generator.integers(0, 9, 30) / 8, generator.random(30) < 0.4, np.arange(30) % 3
+    repeated = metrics.sensitivity_at(0.7, np.repeat(scores, weights), np.repeat(positive, weights))
+    assert metrics.sensitivity_at(0.7, scores, positive, weights[None])[0] == pytest.approx(repeated)
+    expected = average_precision_score(positive, scores, sample_weight=weights)
+    assert metrics.average_precision(scores, positive, weights) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_temperature_is_the_one_that_another_search_finds(several: bool) -> None:
+    generator = np.random.default_rng(4)
+    logits = generator.normal(size=(400, 3)) * 2
+    if several:
+        labels = (generator.random((400, 3)) < 1 / (1 + np.exp(-logits / 2.5))).astype(int)
+        probs = 1 / (1 + np.exp(-logits))
+    else:
+        cooled = np.exp(logits / 2.5) / np.exp(logits / 2.5).sum(1, keepdims=True)
+        labels = np.array([generator.choice(3, p=row) for row in cooled])
+        probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        assert metrics.log_loss(probs, labels) == pytest.approx(log_loss(labels, probs))
+
+    def loss(temperature: float) -> float:
+        if several:
+            scaled = 1 / (1 + np.exp(-logits / temperature))
+            return float(-np.log(np.where(labels == 1, scaled, 1 - scaled)).mean())
+        scaled = np.exp(logits / temperature) / np.exp(logits / temperature).sum(1, keepdims=True)
+        return float(-np.log(scaled[np.arange(400), labels]).mean())
+
+    best = minimize_scalar(loss, bounds=(0.05, 20), method="bounded").x
+    temperature = metrics.fit_temperature(probs, labels)
+    assert temperature == pytest.approx(best, rel=1e-3)
+    scaled = metrics.scale_temperature(probs, temperature, multi_label=several)
+    assert metrics.calibration_error(scaled, labels) < metrics.calibration_error(probs, labels)
+    np.testing.assert_array_equal(metrics.predict(scaled, several), metrics.predict(probs, several))
+
+
+def test_calibration_error_by_its_definition() -> None:
+    generator = np.random.default_rng(5)
+    probs, labels = generator.dirichlet(np.ones(4), 200), generator.integers(4, size=200)
+    sure, right, expected = probs.max(1), probs.argmax(1) == labels, 0.0
+    for place in range(10):
+        inside = (sure > place / 10) & (sure <= (place + 1) / 10)
+        if inside.any():
+            expected += inside.mean() * abs(sure[inside].mean() - right[inside].mean())
+    assert metrics.calibration_error(probs, labels) == pytest.approx(expected)
+    assert metrics.calibration_error(np.eye(3), np.arange(3)) == 0
+
+
+def test_coverage_keeps_the_surest_and_ties_together() -> None:
+    confidence, hits = np.array([0.5, 0.9, 0.7, 0.9]), np.array([False, True, True, False])
+    coverage, accuracy = metrics.coverage_curve(confidence, hits)
+    np.testing.assert_allclose(coverage, [0.5, 0.75, 1])
+    np.testing.assert_allclose(accuracy, [0.5, 2 / 3, 0.5])

@@ -38,10 +38,12 @@ FILES = {
     "history.npz",
     "predictions.csv",
     "pseudo_labels.csv",
+    "calibration.json",
     "checkpoint.pt",
     "model.safetensors",
     "result.json",
     "tensorboard",
+    "thumbnails.npz",
 }
 
 

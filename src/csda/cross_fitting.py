@@ -171,7 +171,11 @@ def _train_bodies(
         reporter.note(f"predicting labeled images out of fold: network {count} of {len(numbers)}")
         learned, held_out = _chosen(split.labeled, folds != fold), _chosen(split.labeled, folds == fold)
         body = Trainer(
-            config, replace(data, split=replace(split, labeled=learned, test=held_out)), trainer.ranks, weights
+            config,
+            replace(data, split=replace(split, labeled=learned, test=held_out)),
+            trainer.ranks,
+            weights,
+            trainer.features,
         )
         for epoch in range(1, request.epochs + 1):
             body.begin_epoch(epoch)

@@ -1,4 +1,4 @@
-"""AUC, MCA, recalls and their intervals; NumPy only.
+"""AUC, MCA, recalls, curves, calibration and their intervals; NumPy only.
 
 N images, n classes. Labels are class indices [N], or 0/1 [N, n] in a multi-label set, where probabilities are one
 sigmoid a label and a label is predicted at 0.5. Every metric takes `weights`, how often each image counts, with any
@@ -8,7 +8,9 @@ that no image has, is NaN and is left out of means.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, overload
 
 import numpy as np
@@ -148,11 +150,211 @@ def bootstrap_interval(
     return _percentiles(np.concatenate(values), level)
 
 
+def wilson_interval(hits: npt.ArrayLike, counts: npt.ArrayLike, level: float = 0.95) -> Floats:
+    """Wilson's score interval of shares hits / counts: [2, ...], low and high; NaN where nothing was counted.
+
+    It does not shrink to a point where all or none of a few images are recognised, as a bootstrap does.
+
+    >>> wilson_interval(np.array([0, 2]), np.array([2, 2])).round(3).tolist()
+    [[0.0, 0.342], [0.658, 1.0]]
+    """
+    hits, counts = np.asarray(hits, dtype=np.float64), np.asarray(counts, dtype=np.float64)
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    share = _divide(hits, counts)
+    centre = _divide(hits + z * z / 2, counts + z * z)
+    spread = _divide(share * (1 - share) * counts + z * z / 4, (counts + z * z) ** 2)
+    half = z * np.sqrt(spread)
+    # Exact at the ends, where rounding would leave 1e-17 to each side.
+    low = np.where(hits == 0, 0.0, np.clip(centre - half, 0, 1))
+    high = np.where(hits == counts, 1.0, np.clip(centre + half, 0, 1))
+    return np.where(counts > 0, np.stack([low, high]), np.nan)
+
+
+def mean_interval(hits: Array, counts: Array, level: float = 0.95) -> Floats:
+    """Interval of the mean of independent shares hits / counts [n], from their Wilson intervals: low and high.
+
+    Square-and-add (Zou and Donner, 2008): the distances of the shares to their bounds add up as standard errors do.
+    Shares of nothing are left out.
+    """
+    hits, counts = np.asarray(hits, dtype=np.float64), np.asarray(counts, dtype=np.float64)
+    known = counts > 0
+    if not known.any():
+        return np.array([np.nan, np.nan])
+    shares = hits[known] / counts[known]
+    low, high = wilson_interval(hits[known], counts[known], level)
+    below, above = (np.sqrt(((shares - bound) ** 2).sum()) / len(shares) for bound in (low, high))
+    return np.array([max(shares.mean() - below, 0.0), min(shares.mean() + above, 1.0)])
+
+
+def difference_interval(ours: Array, theirs: Array, level: float = 0.95) -> Floats:
+    """Interval of the difference of two shares of the same images, whose hits are 0/1 [N]: low and high.
+
+    Newcombe (1998), method 10: square-and-add of the Wilson bounds, with the correlation of the two. One image on which
+    the models differ does not decide, as it would for a bootstrap.
+    """
+    ours, theirs = np.asarray(ours, dtype=bool), np.asarray(theirs, dtype=bool)
+    count = len(ours)
+    if not count:
+        return np.array([np.nan, np.nan])
+    p, q = ours.mean(), theirs.mean()
+    (low_p, high_p), (low_q, high_q) = (wilson_interval(each.sum(), count, level) for each in (ours, theirs))
+    both, neither = (ours & theirs).sum(), (~ours & ~theirs).sum()
+    only_ours, only_theirs = (ours & ~theirs).sum(), (~ours & theirs).sum()
+    scale = math.sqrt(ours.sum() * (~ours).sum() * theirs.sum() * (~theirs).sum())
+    excess = float(both * neither - only_ours * only_theirs)
+    # Newcombe corrects a positive correlation for continuity.
+    correlation = max(excess - count / 2, 0.0) / scale if excess > 0 else excess / scale if scale else 0.0
+
+    def distance(first: float, second: float) -> float:
+        return math.sqrt(max(first**2 + second**2 - 2 * correlation * first * second, 0.0))
+
+    low = p - q - distance(float(p - low_p), float(high_q - q))
+    high = p - q + distance(float(high_p - p), float(q - low_q))
+    return np.array([max(low, -1.0), min(high, 1.0)])
+
+
+def roc_curve(scores: Array, positive: Array, weights: Array | None = None) -> tuple[Floats, Floats, Floats]:
+    """False positive rate, true positive rate [..., T + 1] and the falling thresholds [T + 1] that give them.
+
+    The first threshold is infinite, so that a curve begins at (0, 0); images of one score move together.
+    """
+    thresholds, false, true = _counts_above(scores, positive, weights)
+    return _divide(false, false[..., -1:]), _divide(true, true[..., -1:]), thresholds
+
+
+def precision_recall_curve(
+    scores: Array, positive: Array, weights: Array | None = None
+) -> tuple[Floats, Floats, Floats]:
+    """Recall, precision [..., T] and the falling thresholds [T] that give them."""
+    thresholds, false, true = _counts_above(scores, positive, weights)
+    return _divide(true, true[..., -1:])[..., 1:], _divide(true, true + false)[..., 1:], thresholds[1:]
+
+
+def average_precision(scores: Array, positive: Array, weights: Array | None = None) -> Floats:
+    """Area under the precision-recall curve, as steps: the mean precision at each positive image."""
+    recalls, precisions, _ = precision_recall_curve(scores, positive, weights)
+    steps = np.diff(recalls, prepend=0.0, axis=-1)
+    return np.asarray((steps * np.nan_to_num(precisions)).sum(axis=-1), dtype=np.float64)
+
+
+def curve_at(grid: Array, x: Array, y: Array) -> Floats:
+    """The highest y that a rising curve x [..., T] has at or before each place of the grid [..., G]."""
+    flat_x, flat_y = x.reshape(-1, x.shape[-1]), np.maximum.accumulate(y.reshape(-1, y.shape[-1]), axis=-1)
+    places = [np.searchsorted(row, grid + 1e-12, side="right") - 1 for row in flat_x]
+    values = [
+        np.where(place >= 0, row[np.maximum(place, 0)], np.nan) for row, place in zip(flat_y, places, strict=True)
+    ]
+    return np.stack(values).reshape(*x.shape[:-1], len(grid))
+
+
+def sensitivity_at(specificity: float, scores: Array, positive: Array, weights: Array | None = None) -> Floats:
+    """The largest true positive rate of a threshold whose true negative rate is at least `specificity` [...]."""
+    false, true, _ = roc_curve(scores, positive, weights)
+    return curve_at(np.array([1 - specificity]), false, true)[..., 0]
+
+
+def confidence_and_hits(probs: Array, labels: Array) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """What calibration is judged by: the probability of each decision and whether it was right, both [M].
+
+    A decision is the class of an image; in a multi-label set each label, present or absent, is one.
+    """
+    probs = np.asarray(probs, dtype=np.float64)
+    if labels.ndim == 2:
+        sure = np.maximum(probs, 1 - probs)
+        return sure.ravel(), ((probs >= 0.5) == labels.astype(bool)).ravel()
+    return probs.max(axis=-1, initial=0.0), probs.argmax(axis=-1) == labels
+
+
+def reliability(confidence: Array, hits: Array, bins: int = 10) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+    """Mean confidence, share of hits and count in each of equally wide bins of confidence, (0, 0.1], (0.1, 0.2] …"""
+    place = np.clip(np.ceil(np.asarray(confidence) * bins - 1e-12).astype(np.intp) - 1, 0, bins - 1)
+    counts = np.bincount(place, minlength=bins)
+    sums = [np.bincount(place, weights=np.asarray(values, dtype=np.float64), minlength=bins) for values in
+            (confidence, hits)]  # fmt: skip
+    return _divide(sums[0], counts), _divide(sums[1], counts), counts.astype(np.int64)
+
+
+def calibration_error(probs: Array, labels: Array, bins: int = 10) -> float:
+    """Expected calibration error: the gap between confidence and share of hits, averaged over the decisions."""
+    confidence, hits = confidence_and_hits(probs, labels)
+    sure, right, counts = reliability(confidence, hits, bins)
+    gaps = np.where(counts > 0, np.abs(sure - right), 0.0)
+    return float(_divide((gaps * counts).sum(), counts.sum()))
+
+
+def scale_temperature(probs: Array, temperature: float, *, multi_label: bool = False) -> Floats:
+    """Probabilities of the logits divided by a temperature; above 1 they are less sure, and no order changes."""
+    probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-12, 1.0)
+    if multi_label:
+        logits = (np.log(probs) - np.log(np.clip(1 - probs, 1e-12, 1.0))) / temperature
+        return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float64)
+    logits = np.log(probs) / temperature
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float64)
+
+
+def log_loss(probs: Array, labels: Array) -> float:
+    """Mean negative logarithm of the probability of what is true, over images or, with several labels, over each."""
+    probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-12, 1 - 1e-12)
+    chosen = np.where(labels == 1, probs, 1 - probs) if labels.ndim == 2 else probs[np.arange(len(labels)), labels]
+    return float(-np.log(chosen).mean())
+
+
+def fit_temperature(probs: Array, labels: Array) -> float:
+    """The temperature from 0.05 to 20 with the least log-loss on these images, by golden section over its logarithm.
+
+    The loss is convex in the inverse of the temperature, so that there is one least value.
+    """
+    multi_label = labels.ndim == 2
+    ratio = (math.sqrt(5) - 1) / 2
+
+    def loss(logarithm: float) -> float:
+        return log_loss(scale_temperature(probs, math.exp(logarithm), multi_label=multi_label), labels)
+
+    low, high = math.log(0.05), math.log(20)
+    inner = [high - ratio * (high - low), low + ratio * (high - low)]
+    losses = [loss(place) for place in inner]
+    while high - low > 1e-4:
+        if losses[0] <= losses[1]:
+            high, inner, losses = inner[1], [0.0, inner[0]], [0.0, losses[0]]
+            inner[0] = high - ratio * (high - low)
+            losses[0] = loss(inner[0])
+        else:
+            low, inner, losses = inner[0], [inner[1], 0.0], [losses[1], 0.0]
+            inner[1] = low + ratio * (high - low)
+            losses[1] = loss(inner[1])
+    return math.exp((low + high) / 2)
+
+
+def coverage_curve(confidence: Array, hits: Array) -> tuple[Floats, Floats]:
+    """Share of the decisions that are kept, the surest first, and the share of hits among them [M]; decisions of one
+    confidence count together."""
+    order = np.argsort(-np.asarray(confidence), kind="stable")
+    ranked, kept = np.asarray(confidence)[order], np.arange(1, len(order) + 1)
+    right = np.cumsum(np.asarray(hits, dtype=np.float64)[order])
+    last = np.append(ranked[1:] != ranked[:-1], True)[: len(order)]
+    return kept[last] / max(len(order), 1), right[last] / kept[last]
+
+
 def paired_interval(differences: Array, samples: int = 10000, seed: int = 0, level: float = 0.95) -> Floats:
     """Percentile interval of the mean of paired differences, one a seed, under resampling of seeds: low and high."""
     differences = np.asarray(differences, dtype=np.float64)
     draws = np.random.default_rng(seed).integers(len(differences), size=(samples, len(differences)))
     return _percentiles(differences[draws].mean(axis=1), level)
+
+
+def _counts_above(scores: Array, positive: Array, weights: Array | None) -> tuple[Floats, Floats, Floats]:
+    """Falling thresholds [T + 1], infinity first, and how many negatives and positives reach each [..., T + 1]."""
+    scores, positive = np.asarray(scores, dtype=np.float64), np.asarray(positive, dtype=bool)
+    counts = np.ones(len(scores)) if weights is None else np.asarray(weights, dtype=np.float64)
+    order = np.argsort(-scores, kind="stable")
+    last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)[: len(order)])
+
+    def above(chosen: Array) -> Floats:
+        sums = np.cumsum((counts * chosen)[..., order], axis=-1)[..., last]
+        return np.concatenate([np.zeros((*sums.shape[:-1], 1)), sums], axis=-1)
+
+    return np.append(np.inf, scores[order][last]), above(~positive), above(positive)
 
 
 def _resample(strata: Array, samples: int, generator: np.random.Generator) -> Floats:

@@ -4,6 +4,7 @@
     history/  metrics.jsonl                                              after every epoch
     model.safetensors  checkpoint.pt                                     from time to time, the checkpoint last
     history.npz  predictions.csv  pseudo_labels.csv                      when it ends
+    calibration.json  thumbnails.npz                                     likewise, where there are any
     manifest.json  result.json                                           after these, the result last
 
 Each file appears whole or not at all: it is written under a temporary name, synced and renamed. What lies beyond the
@@ -39,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 import csda
+from csda.calibration import Calibration, from_json
 from csda.config import RunConfig, differences, format_config, parse_config, read_config
 from csda.data.records import encode_labels
 from csda.data.splits import Begun, SplitRow, parse_label, read_rows, read_truth
@@ -61,6 +63,8 @@ _LAST = (
     "history.npz",
     "predictions.csv",
     "pseudo_labels.csv",
+    "calibration.json",
+    "thumbnails.npz",
     "result.json",
 )
 """What is final when it has finished."""
@@ -79,6 +83,14 @@ class Predictions:
         """Probabilities and labels of `val` or `test`."""
         rows = self.splits == split
         return self.probs[rows], self.labels[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Thumbnails:
+    """thumbnails.npz: WebP pictures by id, and by id and class a map [h, w] of where the network looks, 0 to 255."""
+
+    pictures: dict[str, bytes]
+    maps: dict[tuple[str, int], npt.NDArray[np.uint8]]
 
 
 class Run:
@@ -117,7 +129,7 @@ class Run:
         if not 1 <= result["best_epoch"] <= len(self.metrics):
             raise self._damaged("result.json", f"best_epoch = {result['best_epoch']} of {len(self.metrics)} epochs")
         for key, value in result.items():
-            if not (value is None or isinstance(value, int | float)):
+            if not (_is_control(value) if key == "control" else _is_figure(value)):
                 raise self._damaged("result.json", f"{key} is no number")
         return result
 
@@ -197,6 +209,44 @@ class Run:
         self._require_parts("pseudo_labels.csv", [(cells[0], "unlabeled") for cells in lines], "unlabeled")
         probs = self._probabilities("pseudo_labels.csv", [cells[3:] for cells in lines])
         return {cells[0]: row for cells, row in zip(lines, probs, strict=True)}
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """Temperature, thresholds and limits of sets; None in a run that has none, as those of older versions."""
+        if not self._path("calibration.json").is_file() and "calibration.json" not in self._manifest:
+            return None
+        content = self._json("calibration.json", {"levels": list})
+        with self._readable("calibration.json"):
+            return from_json(content, len(self.classes))
+
+    @cached_property
+    def predict(self) -> Callable[..., Any]:
+        """`csda.load(run).predict`: probabilities of images; the model is loaded once."""
+        # By the name that users call, since this module knows nothing of those above it.
+        predict: Callable[..., Any] = csda.load(self.folder).predict
+        return predict
+
+    @cached_property
+    def thumbnails(self) -> Thumbnails:
+        """Small pictures of some images; none where the run kept none."""
+        if not self._path("thumbnails.npz").is_file() and "thumbnails.npz" not in self._manifest:
+            return Thumbnails({}, {})
+        arrays = self._arrays("thumbnails.npz")
+        with self._readable("thumbnails.npz"):
+            ids, content = arrays["ids"].tolist(), arrays["bytes"].tobytes()
+            bounds = [0, *arrays["ends"].tolist()]
+            if len(bounds) != len(ids) + 1 or bounds != sorted(bounds) or bounds[-1] != len(content):
+                raise ValueError("not one picture of each image")
+            if not {row.id for row in self.split} >= set(ids):
+                raise ValueError("images that split.csv does not have")
+            pictures = {name: content[start:end] for name, start, end in zip(ids, bounds[:-1], bounds[1:], strict=True)}
+            if not all(picture[:4] == b"RIFF" and picture[8:12] == b"WEBP" for picture in pictures.values()):
+                raise ValueError("a picture that is not WebP")
+            names, maps = arrays.get("map_ids", np.empty(0)).tolist(), arrays.get("maps", np.empty((0, 1, 1)))
+            classes = arrays.get("map_classes", np.empty(0)).tolist()
+            if maps.ndim != 3 or (names and maps.dtype != np.uint8):
+                raise ValueError("maps that are none")
+            return Thumbnails(pictures, dict(zip(zip(names, classes, strict=True), maps, strict=True)))
 
     def labels_of(self, split: str) -> npt.NDArray[np.int64]:
         """Labels of a part of split.csv, in its order."""
@@ -350,11 +400,17 @@ class Run:
         predictions: Iterable[Sequence[object]],
         pseudo_labels: Iterable[Sequence[object]],
         result: Mapping[str, Any],
+        calibration: Calibration | None = None,
+        thumbnails: Mapping[str, Array] | None = None,
     ) -> None:
         """The files that a finished run has, with the arrays of all `epochs`; result.json says that it is one."""
         write_whole(self._path("history.npz"), _npz(_stacked(epochs)))
         write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
         write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
+        if calibration is not None:
+            write_whole(self._path("calibration.json"), json.dumps(calibration.as_json(), indent=1) + "\n")
+        if thumbnails is not None:
+            write_whole(self._path("thumbnails.npz"), _npz(thumbnails))
         self._write_with_manifest("result.json", _finite(result), (*_FIRST, *_LAST))
         shutil.rmtree(self.folder / "history", ignore_errors=True)
 
@@ -460,6 +516,59 @@ class Run:
         if self.finished:
             return "restore it or run the training anew"
         return f"the run has not finished: `csda train --out {self.folder} --resume` goes on with it"
+
+
+class UnfinishedRun(Run):
+    """A run that was interrupted, or is still training, read as far as it got: what it has come to so far is taken from
+    the epochs that have ended, and there are no pseudo-labels and no thumbnails."""
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        rows = self.metrics
+        if not rows:
+            raise RunError(f"{self.folder}: no epoch has ended yet, so there is nothing to report; {self._way_out()}")
+        areas = [row.get("val_auc") for row in rows]
+        known = [area for area in areas if area is not None]
+        best = areas.index(max(known)) if known and self.settings.choose == "best" else len(rows) - 1
+        result: dict[str, Any] = {"best_epoch": best + 1, "seconds": sum(row.get("seconds") or 0 for row in rows)}
+        for name in ("auc", "mca"):
+            last = [row[f"test_{name}"] for row in rows[-20:] if row.get(f"test_{name}") is not None]
+            result |= {name: rows[best].get(f"test_{name}")}
+            result |= {f"{name}_last20": sum(last) / len(last) if last else None}
+        return result
+
+    @cached_property
+    def history(self) -> dict[str, Array]:
+        return _stacked([self.epoch_arrays(row["epoch"]) for row in self.metrics])
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        name = f"history/{self.result['best_epoch']:05d}.npz"
+        parts = {part: [row for row in self.split if row.split == part] for part in ("val", "test")}
+        with self._readable(name):
+            arrays = self._arrays(name)
+            for part, rows in parts.items():
+                probs = arrays[f"{part}_probs"]
+                if probs.shape != (len(rows), len(self.classes)) or not ((probs >= 0) & (probs <= 1)).all():
+                    raise ValueError(f"not the {part} images of split.csv")
+            probs = np.concatenate([arrays[f"{part}_probs"] for part in parts]).astype(np.float64)
+        rows = [*parts["val"], *parts["test"]]
+        splits = np.array([row.split for row in rows], dtype=np.str_)
+        return Predictions([row.id for row in rows], splits, self.encode([row.label for row in rows]), probs)
+
+    @cached_property
+    def pseudo_labels(self) -> dict[str, npt.NDArray[np.float64]]:
+        return {}
+
+    @cached_property
+    def thumbnails(self) -> Thumbnails:
+        return Thumbnails({}, {})
+
+
+def open_run(folder: str | Path) -> Run:
+    """A run folder to be looked at, finished or not."""
+    run = Run(folder)
+    return run if run.finished else UnfinishedRun(folder)
 
 
 @contextmanager
@@ -579,9 +688,27 @@ def _npz(arrays: Mapping[str, Array]) -> bytes:
     return buffer.getvalue()
 
 
+def _is_figure(value: object) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def _is_control(value: object) -> bool:
+    """Figures by name of other models that a run is compared with, by name."""
+    return isinstance(value, dict) and all(
+        isinstance(figures, dict) and all(map(_is_figure, figures.values())) for figures in value.values()
+    )
+
+
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     """JSON knows no NaN: a figure that is not defined becomes null."""
-    return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
+    return {
+        key: _finite(value)
+        if isinstance(value, Mapping)
+        else None
+        if isinstance(value, float) and not np.isfinite(value)
+        else value
+        for key, value in row.items()
+    }
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

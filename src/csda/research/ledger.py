@@ -46,12 +46,15 @@ CIRCUMSTANCES = (
     "time_kernels",
     "checkpoint_seconds",
     "tensorboard",
+    "thumbnails",
     "max_unreadable",
 )
 """Settings that say how a run is executed, or only name others, and so do not tell two runs apart."""
 
 LATER = {
     "pretrained": False,
+    "frozen": False,
+    "aspect": "squash",
     "weight_decay": 0.0,
     "schedule": "steps",
     "lr_warm_up": 0,

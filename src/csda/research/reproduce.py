@@ -93,7 +93,9 @@ class Cell:
     @property
     def config(self) -> RunConfig:
         chosen = {"data": self.data, "method": self.method, "labels": self.labels, "seed": self.seed}
-        return configure(chosen | ({"preset": self.preset} if self.preset else {}) | dict(self.settings))
+        # Nobody looks at the reports of hundreds of runs.
+        unseen = {"thumbnails": False}
+        return configure(unseen | chosen | ({"preset": self.preset} if self.preset else {}) | dict(self.settings))
 
 
 FindContents = Callable[[str, RunConfig], Contents]
