@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from csda.config import PICTURES, PRESETS, RunConfig, resolve
+from csda.cross_fitting import cross_fit
 from csda.data import recognise
 from csda.data.prepared import prepare_data
 from csda.data.reviewed import read_review
@@ -112,6 +113,8 @@ def train(
                     _require_same_weights(run, features.digest)
             trainer = Trainer(config, prepared, ranks, weights, features)
             run = run or ranks.from_first(lambda: trainer.create_run(folder))
+            if not run.has_checkpoint:
+                cross_fit(trainer, weights, update, reporter)
             return fit(trainer, run, reporter)
 
 
