@@ -65,7 +65,13 @@ TABLES = sorted(path.parent.name for path in RESULTS.glob("*/runs.csv"))
 
 def test_results_lie_in_folders() -> None:
     assert [path.name for path in RESULTS.iterdir() if path.is_file()] == ["README.md"]
-    assert {path.name for path in RESULTS.iterdir() if path.is_dir()} == {*TABLES, "archive", "attack", "bench", "review"}
+    assert {path.name for path in RESULTS.iterdir() if path.is_dir()} == {
+        *TABLES,
+        "archive",
+        "attack",
+        "bench",
+        "review",
+    }
 
 
 def test_the_default_order_of_the_review_is_the_one_furthest_ahead() -> None:
