@@ -36,7 +36,7 @@ PAGES = sorted(
 )
 
 ELSEWHERE = {
-    r"make (env|test|docs|demo)": "tests/test_docs.py::test_make_has_the_targets_that_pages_name",
+    r"make (env|test|docs|demo|attack)( .*)?": "tests/test_docs.py::test_make_has_the_targets_that_pages_name",
     r"pip install .*": "tests/test_docs.py::test_the_extras_that_pages_name_exist",
     r"python docs/reference/generate\.py": "tests/test_docs.py::test_generated_pages_are_current",
     r"python -m csda\.research\.explain .*": "tests/test_docs.py::test_pictures_are_current",
@@ -55,7 +55,6 @@ ELSEWHERE = {
     r"csda reproduce .*--fresh.*": "tests/research/test_reproduce.py",
     r"csda reproduce fig\d.*": "tests/research/test_paper.py",
     r"csda export .*": "tests/test_export.py",
-    r"python -m monai\.bundle run .*": "tests/test_export.py",
     r"csda bench \w+.*": "tests/research/test_bench.py",
 }
 
