@@ -41,7 +41,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """Marks a setting that few will change; `csda methods NAME` shows it with --all alone."""
+    """Marks a setting that few will change; `csda methods NAME` shows it only with --all."""
 
 
 DETAIL = Detail()
@@ -88,16 +88,16 @@ class RunConfig(Settings):
 
     data: Text = Field("synthetic", description="folder of images, or 'synthetic'")
     source: Annotated[Text | None, DETAIL] = Field(
-        None, description="how to read the folder; recognised by its layout when not given"
+        None, description="source of the images; by default recognised from the layout of the folder"
     )
-    split: Text | None = Field(None, description="split CSV, or folder of split lists")
+    split: Text | None = Field(None, description="split CSV, or folder of published lists")
     image_column: Annotated[Text, DETAIL] = Field("image", description="column of a CSV that names the image")
     label_column: Annotated[Text, DETAIL] = Field("label", description="column of a CSV that has the label")
     group_column: Annotated[Text, DETAIL] = Field("group", description="column of a CSV that has the patient or group")
     split_column: Annotated[Text, DETAIL] = Field("split", description="column of a CSV that names the part")
-    split_by: Literal["image", "group"] | None = Field(None, description="what never crosses parts; groups where known")
+    split_by: Literal["image", "group"] | None = Field(None, description="what stays in one part; groups where known")
     split_seed: Annotated[int | None, DETAIL] = Field(
-        None, ge=0, lt=2**31, description="of the split; the run's seed when not given"
+        None, ge=0, lt=2**31, description="seed of the split; by default the seed of the run"
     )
     labels: Annotated[Text | None, BeforeValidator(_as_text)] = Field(
         None, description="labels to keep: 300, 10%, 20/class, 10% of groups"
@@ -109,7 +109,7 @@ class RunConfig(Settings):
         None, description="labeled images for validation: 50, 10%, 5/class, or 0 for none; a tenth when not given"
     )
     uncertain: Annotated[Literal["remove", "zeros", "ones"], DETAIL] = Field(
-        "remove", description="what becomes of CheXpert's uncertain cells"
+        "remove", description="how to treat CheXpert's uncertain cells"
     )
     max_unreadable: Annotated[float, DETAIL] = Field(
         0.01, ge=0, le=1, description="share of images that may be unreadable"
@@ -117,96 +117,95 @@ class RunConfig(Settings):
 
     method: Annotated[Text, DETAIL] = Field("csda", description="one of `csda methods`")
     preset: Annotated[Text, DETAIL] = Field("default", description="paper, default, strong, features or quick")
-    seed: int = Field(0, ge=0, lt=2**31, description="of data, split and training")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of data, split and training")
 
-    epochs: int = Field(40, ge=1, le=100_000, description="epochs in all")
-    steps_per_epoch: int = Field(250, ge=1, le=1_000_000, description="steps of an epoch")
-    warm_up_epochs: int = Field(1, ge=1, le=100_000, description="epochs on labels alone at the start")
-    image_size: int = Field(128, ge=32, le=4096, description="pixels of a side")
-    batch_size: int = Field(128, ge=2, le=65_536, description="labeled images a step")
-    unlabeled_batch_size: int = Field(128, ge=2, le=65_536, description="unlabeled images a step")
+    epochs: int = Field(40, ge=1, le=100_000, description="number of epochs")
+    steps_per_epoch: int = Field(250, ge=1, le=1_000_000, description="steps per epoch")
+    warm_up_epochs: int = Field(1, ge=1, le=100_000, description="first epochs, on labels alone")
+    image_size: int = Field(128, ge=32, le=4096, description="side of images in pixels")
+    batch_size: int = Field(128, ge=2, le=65_536, description="labeled images per step")
+    unlabeled_batch_size: int = Field(128, ge=2, le=65_536, description="unlabeled images per step")
     aspect: Annotated[Literal["squash", "pad", "crop"], DETAIL] = Field(
         "squash", description="how an image becomes a square: squashed, padded with black, or its middle cut out"
     )
-    eval_batch_size: Annotated[int, DETAIL] = Field(
-        512, ge=1, le=65_536, description="images at a time when the network is scored"
-    )
+    eval_batch_size: Annotated[int, DETAIL] = Field(512, ge=1, le=65_536, description="batch size of the evaluation")
 
     backbone: Text = Field("alexnet", description="network, also timm:NAME or monai:NAME; the paper has alexnet")
-    pretrained: Annotated[bool, DETAIL] = Field(False, description="begin with published weights; see `csda weights`")
-    weights: Annotated[Text | None, DETAIL] = Field(None, description="file of weights to begin with")
+    pretrained: Annotated[bool, DETAIL] = Field(False, description="start from published weights; see `csda weights`")
+    weights: Annotated[Text | None, DETAIL] = Field(None, description="file with weights to start from")
     frozen: Annotated[bool, DETAIL] = Field(
         False, description="train a head alone, on features that the network gives once"
     )
-    dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="share of features that a step leaves out")
+    dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="dropout rate")
     optimizer: Annotated[Literal["sgd", "adam", "adamw"] | None, DETAIL] = Field(
-        None, description="that of the method when not given, which is plain SGD for most"
+        None, description="optimiser; by default the method's, plain SGD for most"
     )
     lr: float = Field(0.0128, gt=0, le=100, description="learning rate, for mean losses")
     head_lr: Annotated[float | None, DETAIL] = Field(
-        None, gt=0, le=100, description="learning rate of the last layer; lr when not given"
+        None, gt=0, le=100, description="learning rate of the last layer; by default lr"
     )
-    weight_decay: Annotated[float, DETAIL] = Field(0.0, ge=0, le=10, description="decay of the weights, with adamw")
+    weight_decay: Annotated[float, DETAIL] = Field(0.0, ge=0, le=10, description="weight decay, with adamw")
     schedule: Annotated[Literal["steps", "cosine"], DETAIL] = Field(
-        "steps", description="how the learning rate falls: at some epochs, or along a cosine to zero"
+        "steps", description="learning rate schedule: steps at some epochs, or a cosine to zero"
     )
-    lr_warm_up: Annotated[int, DETAIL] = Field(
-        0, ge=0, le=1_000_000, description="steps in which the learning rate of a cosine rises from zero"
-    )
-    lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at a decay")
+    lr_warm_up: Annotated[int, DETAIL] = Field(0, ge=0, le=1_000_000, description="warm-up steps of a cosine schedule")
+    lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at each decay")
     lr_decay_at: Annotated[tuple[Share, ...], AfterValidator(_rising), DETAIL] = Field(
         (50 / 256, 125 / 256), description="shares of the epochs after which the learning rate decays"
     )
     ramp: Annotated[Literal["epoch", "step"], Reading(20)] = Field(
-        "epoch", description="whether the weight of guesses grows by epoch or by step"
+        "epoch", description="whether the weight of the unlabeled loss grows by epoch or by step"
     )
 
-    rotation: Annotated[float, DETAIL] = Field(10.0, ge=0, le=180, description="largest turn of an image, in degrees")
-    translation: Annotated[float, DETAIL] = Field(0.1, ge=0, lt=1, description="largest shift, as a share of the image")
+    rotation: Annotated[float, DETAIL] = Field(10.0, ge=0, le=180, description="largest rotation, in degrees")
+    translation: Annotated[float, DETAIL] = Field(
+        0.1, ge=0, lt=1, description="largest translation, as a share of the image"
+    )
     flip: Annotated[bool, DETAIL] = Field(False, description="mirror images at random")
-    zoom: Annotated[float, DETAIL] = Field(1.0, ge=1, le=4, description="largest factor of a change of size")
+    zoom: Annotated[float, DETAIL] = Field(1.0, ge=1, le=4, description="largest zoom factor")
     border: Annotated[Literal["zeros", "reflection"], DETAIL] = Field(
-        "zeros", description="what a moved image shows beyond its border"
+        "zeros", description="how the border of a moved image is filled"
     )
     color: Annotated[float, DETAIL] = Field(
-        0.0, ge=0, le=1, description="largest change of brightness, contrast, saturation and tint"
+        0.0, ge=0, le=1, description="strength of changes of brightness, contrast, saturation and tint"
     )
     pictures: Annotated[Literal["skin", "chest", "endoscopy", "generic"] | None, DETAIL] = Field(
-        None, description="kind of image that the augmentation of the preset strong is for; known from the source"
+        None, description="kind of images, for the augmentation of the preset strong; by default known from the source"
     )
 
     mixup_alpha: Annotated[float, DETAIL] = Field(
-        0.0, ge=0, le=100, description="how evenly labeled images are mixed, in every method; 0 mixes none"
+        0.0, ge=0, le=100, description="strength of mixup on labeled images, in every method; 0 switches it off"
     )
     adjust: Annotated[bool, DETAIL] = Field(
-        False, description="add the logarithm of class frequencies to the logits in the loss"
+        False, description="logit adjustment: add the logarithm of class frequencies to the logits in the loss"
     )
     average: Annotated[float, DETAIL] = Field(
-        0.0, ge=0, lt=1, description="momentum of the average of the weights that predicts; 0: the weights themselves"
+        0.0,
+        ge=0,
+        lt=1,
+        description="momentum of the averaged weights that predict; 0 predicts with the weights themselves",
     )
     choose: Annotated[Literal["best", "last"], DETAIL] = Field(
-        "best", description="predict with the epoch that is best on validation, or with the last"
+        "best", description="predict with the best epoch on validation, or with the last epoch"
     )
-    test_flips: Annotated[bool, DETAIL] = Field(False, description="predict as the mean over mirrored images")
+    test_flips: Annotated[bool, DETAIL] = Field(False, description="average predictions over mirrored images")
 
     prior_correction: Annotated[Literal["none", "labeled"], DETAIL] = Field(
-        "none", description="undo label frequencies when scoring"
+        "none", description="divide probabilities by the labeled class frequencies when scoring"
     )
 
     device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
-    precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="on a GPU bf16 unless chosen")
+    precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="arithmetic; on a GPU bf16 by default")
     resident_share: Annotated[float, DETAIL] = Field(
-        0.6, ge=0, le=1, description="of the free device memory for pixels; the others are streamed; 0 streams all"
+        0.6, ge=0, le=1, description="share of the free device memory for pixels; the rest is streamed; 0 streams all"
     )
-    cuda_graph: Annotated[bool, DETAIL] = Field(True, description="capture a step and replay it, on a GPU")
-    kernels: Annotated[bool, DETAIL] = Field(
-        True, description="use hand-written kernels in a step, on a GPU that has Triton"
-    )
+    cuda_graph: Annotated[bool, DETAIL] = Field(True, description="capture steps in CUDA graphs, on a GPU")
+    kernels: Annotated[bool, DETAIL] = Field(True, description="use the package's Triton kernels, on a GPU")
     time_kernels: Annotated[bool, DETAIL] = Field(
-        True, description="let cuDNN try its kernels at their first use, on a GPU; costs up to a minute"
+        True, description="let cuDNN time its kernels at first use, on a GPU; takes up to a minute"
     )
     checkpoint_seconds: Annotated[float, DETAIL] = Field(
-        20.0, ge=0, le=1_000_000, description="least time between checkpoints"
+        20.0, ge=0, le=1_000_000, description="shortest time between checkpoints, in seconds"
     )
     threads: Annotated[int, DETAIL] = Field(
         0, ge=0, le=1024, description="CPU threads, up to one a core; 0: as torch has it"
