@@ -76,7 +76,7 @@ def train(
     from csda.distributed import is_first
     from csda.progress import choose_reporter
     from csda.report import write_report
-    from csda.report.tables import run_table
+    from csda.report.tables import run_table, warn
     from csda.training import train as train_run
 
     chosen = parse_assignments(settings or [])
@@ -95,17 +95,22 @@ def train(
     if not is_first():
         return
     report = write_report(run.folder)
+    for sentence in warn(run):
+        print(sentence)
     _print(run_table(run))
     print(f"Report: {report}")
 
 
 @app.command()
 def evaluate(run: RunFolder) -> None:
-    """Print what a run achieved on its test images, with 95 % bootstrap intervals."""
-    from csda.report.tables import run_table
-    from csda.runs import Run
+    """Print what a run achieved on its test images, with 95 % intervals; of one that has not finished, so far."""
+    from csda.report.tables import run_table, warn
+    from csda.runs import open_run
 
-    _print(run_table(Run(run)))
+    opened = open_run(run)
+    for sentence in warn(opened):
+        print(sentence)
+    _print(run_table(opened))
 
 
 @app.command()
@@ -157,12 +162,15 @@ def predict(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
     out: Annotated[Path | None, typer.Option(help="Page to write for several runs.")] = None,
+    no_images: Annotated[
+        bool, typer.Option("--no-images", help="Leave images out, where they may not leave the place they lie.")
+    ] = False,
 ) -> None:
-    """Write the report of a run, or one that compares several."""
+    """Write the report of a run, finished or not, or one that compares several, which has no images."""
     from csda.report import write_comparison, write_report
 
     if len(runs) == 1 and out is None:
-        print(write_report(runs[0]))
+        print(write_report(runs[0], images=not no_images))
     else:
         print(write_comparison(runs, out or Path("comparison.html")))
 

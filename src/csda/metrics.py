@@ -110,11 +110,12 @@ def prior_corrected(probs: Array, frequencies: Array, *, multi_label: bool = Fal
     """What a balanced prior would predict: the softmax divided by the labeled class frequencies, normalised again.
 
     In a multi-label set each label is a problem of two classes, present and absent, and both are divided; a label that
-    no labeled image has, or every one, is left as it is.
+    no labeled image has, or every one, is left as it is, and so is a class without any labeled image.
     """
     probs = np.asarray(probs, dtype=np.float64)
+    frequencies = np.where(frequencies > 0, frequencies, 0.5 if multi_label else 1.0)
     if multi_label:
-        frequencies = np.where((frequencies > 0) & (frequencies < 1), frequencies, 0.5)
+        frequencies = np.where(frequencies < 1, frequencies, 0.5)
     present = probs / frequencies
     total = present + (1 - probs) / (1 - frequencies) if multi_label else present.sum(axis=-1, keepdims=True)
     return np.asarray(present / total, dtype=np.float64)

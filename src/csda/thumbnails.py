@@ -20,9 +20,9 @@ from csda.models.two_stream import TwoStream
 
 Array = npt.NDArray[np.generic]
 
-SIZE = 96
+SIZE = 128
 """Pixels of a side."""
-QUALITY = 72
+QUALITY = 78
 BYTES = 2_200_000
 """Of all thumbnails of a run, so that a page with them stays below 5 MB."""
 MAPPED = 16

@@ -61,8 +61,8 @@ def test_report_says_what_the_run_says(csda_folder: Path) -> None:
         assert text in page.text
     for text in (*run.classes, "drawn for this test", "capacity", "2.13.0", "unlabeled_batch_size", "two cores"):
         assert text in page.text
-    assert page.tags.count("svg") == 9
-    assert {"classes", "curves", "inside", "data", "making", "notes"} <= set(page.ids())
+    assert page.tags.count("svg") == 2 * len(list((csda_folder / "figures").glob("*.svg"))) == 2 * 13
+    assert {"classes", "ranking", "trust", "curves", "inside", "data", "making", "notes"} <= set(page.ids())
 
 
 def test_report_tells_what_unlabeled_images_are_taken_for(csda_folder: Path, tmp_path: Path) -> None:
@@ -70,8 +70,10 @@ def test_report_tells_what_unlabeled_images_are_taken_for(csda_folder: Path, tmp
     predicted = tables.count_predicted(run)
     assert predicted is not None
     for count, number in zip(tables.count_classes(run), predicted, strict=True):
-        cells = (count.labeled, count.unlabeled, number, count.val, count.test)
-        assert f'<th scope="row">{count.name}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) in html
+        cells = {"Labeled": count.labeled, "Unlabeled": count.unlabeled, "Unlabeled, predicted": number}
+        cells |= {"Validation": count.val, "Test": count.test}
+        row = "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells.items())
+        assert f'<th scope="row">{count.name}</th>{row}' in html
     assert "Unlabeled, predicted" not in write_comparison([csda_folder], tmp_path / "page.html").read_text()
 
 
@@ -81,7 +83,7 @@ def test_run_without_pseudo_labels_shows_none(make_run: MakeRun) -> None:
     assert path == folder / "report.html"
     page = Page(path)
     assert "Pseudo-labels" not in page.text
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 16
 
 
 def test_comparison_shows_both_runs_and_the_difference(
@@ -97,7 +99,7 @@ def test_comparison_shows_both_runs_and_the_difference(
     assert "Compared with baseline, csda is" in page.text
     assert "csda, recall" in page.text  # the pictures name the run although only one has pseudo-labels
     assert f"{100 * gap.mca.value:.1f} MCA points ahead" in page.text
-    assert page.tags.count("svg") == 8
+    assert page.tags.count("svg") == 22
 
 
 def test_comparison_over_different_images_claims_no_difference(
