@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -18,7 +18,6 @@ import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -78,8 +77,8 @@ STYLE: dict[Any, Any] = {
 _VARIABLES = {colour: f"var(--{name})" for name, colour in PALETTE.items()}
 _styled = matplotlib.rc_context(STYLE)
 
-HALF, FULL, NARROW = 480, 980, 360
-"""Widths of a picture that shares the page, of one that has it alone, and of the same on a phone."""
+HALF, FULL, NARROW = 410, 980, 360
+"""Widths of a picture that shares the page, of one that has it alone, and of the latter on a phone."""
 
 
 def to_svg(figure: Figure, description: str) -> Markup:
@@ -95,7 +94,7 @@ def to_svg(figure: Figure, description: str) -> Markup:
     opening = Markup(
         '<svg viewBox="0 0 {} {}" style="max-width: {}px" role="img" aria-label="{}" '
         'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-    ).format(width, height, width, description)
+    ).format(width, height, round(1.2 * width), description)
     # Tag by tag, because a name in the text may look like anything but a tag.
     return opening + Markup(re.sub(r"<[^>]*>", _adapt_tag, body))
 
@@ -120,9 +119,9 @@ def _adapt_tag(match: re.Match[str]) -> str:
 
 
 @_styled
-def draw_learning_curves(entries: Sequence[Entry], metric: str, *, narrow: bool = False) -> Figure:
+def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
     """`metric` ("auc" or "mca") over epochs: test solid, validation dotted, a dot at the best validation epoch."""
-    figure, axes = _canvas(NARROW if narrow else HALF, 320)
+    figure, axes = _canvas(HALF, 320)
     for entry in entries:
         best = entry.run.result["best_epoch"]
         epochs, test = read_series(entry.run, f"test_{metric}")
@@ -133,7 +132,7 @@ def draw_learning_curves(entries: Sequence[Entry], metric: str, *, narrow: bool 
         axes.plot(epochs[chosen], test[chosen], "o", color=fill, markersize=8, markeredgecolor=PALETTE["paper"])
         if len(entries) == 1:
             axes.axvline(best, color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
-    return _finish(figure, axes, metric.upper(), columns=1 if narrow and len(entries) > 1 else 2)
+    return _finish(figure, axes, metric.upper())
 
 
 @_styled
@@ -168,13 +167,13 @@ def draw_classes(entries: Sequence[Entry], *, narrow: bool = False) -> Figure:
 
 
 @_styled
-def draw_confusion(entry: Entry, title: str, *, narrow: bool = False) -> Figure:
+def draw_confusion(entry: Entry, title: str) -> Figure:
     """Rows are the truth, columns the prediction; a cell's colour and percentage are its share of the row."""
     n = len(entry.run.classes)
     probs, labels = entry.run.predictions.part(judged_part(entry.run))
     matrix = metrics.confusion(labels, metrics.predict(probs), n)
-    figure, axes = _canvas(NARROW if narrow else HALF, min(430, 190 + 60 * n))
-    fill_confusion(axes, matrix, entry.run.classes, PALETTE[entry.colour], counts=n <= (5 if narrow else 8))
+    figure, axes = _canvas(HALF, min(430, 190 + 60 * n))
+    fill_confusion(axes, matrix, entry.run.classes, PALETTE[entry.colour], counts=n <= 7)
     axes.set_title(title)
     return figure
 
@@ -249,7 +248,7 @@ def draw_by_class(
         _over_epochs(axes, label="")
         axes.tick_params(labelbottom=True)
     panels[0].set_ylim(*((-0.04, 1.04) if shares else (0, None)))
-    _legend(figure, panels[0], columns=2 if narrow else 4)
+    _legend(figure, panels[0], columns=2 if narrow else 4, place="lower left")
     return figure
 
 
@@ -283,17 +282,19 @@ def draw_curves(
         axes.set_yticks([0, 0.5, 1])
         axes.tick_params(labelbottom=True)
     horizontal, vertical = ("false positive rate", "true positive rate") if kind == "roc" else ("recall", "precision")
-    figure.supxlabel(horizontal, fontsize=12, color=PALETTE["muted"])
-    figure.supylabel(vertical, fontsize=12, color=PALETTE["muted"])
+    look: dict[str, Any] = {"fontsize": 12, "color": PALETTE["muted"]}
+    points = figure.get_figheight() * 72
+    figure.supxlabel(horizontal, y=34 / points, va="bottom", **look)
+    figure.supylabel(vertical, x=2 / (figure.get_figwidth() * 72), ha="left", **look)
     if len(entries) > 1:
-        _legend(figure, panels[0], columns=2 if narrow else 4)
+        _legend(figure, panels[0], columns=2 if narrow else 4, place="lower left")
     return figure
 
 
 @_styled
-def draw_reliability(entry: Entry, before: Reliability, after: Reliability | None, *, narrow: bool = False) -> Figure:
+def draw_reliability(entry: Entry, before: Reliability, after: Reliability | None) -> Figure:
     """How often decisions of each confidence are right, as predicted and after temperature scaling."""
-    figure, axes = _canvas(NARROW if narrow else HALF, 360)
+    figure, axes = _canvas(HALF, 360)
     axes.plot([0, 1], [0, 1], color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
     looks = [(before, "grey", "as predicted", "s"), (after, entry.colour, "after scaling", "o")]
     for reliability, colour, name, marker in looks:
@@ -311,14 +312,14 @@ def draw_reliability(entry: Entry, before: Reliability, after: Reliability | Non
     axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence", ylabel="share that is right", title="Reliability")
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    _legend(figure, axes, columns=1 if narrow else 2)
+    _legend(figure, axes, columns=1)
     return figure
 
 
 @_styled
-def draw_coverage(entries: Sequence[Entry], coverages: Sequence[Coverage], *, narrow: bool = False) -> Figure:
+def draw_coverage(entries: Sequence[Entry], coverages: Sequence[Coverage]) -> Figure:
     """Share of the kept decisions that is right, against the share that is kept, the surest first."""
-    figure, axes = _canvas(NARROW if narrow else HALF, 360)
+    figure, axes = _canvas(HALF, 360)
     for entry, coverage in zip(entries, coverages, strict=True):
         chosen = np.unique(np.linspace(0, len(coverage.kept) - 1, min(len(coverage.kept), 160)).astype(int))
         # The surest few tell nothing, and their wide interval would flatten all others.
@@ -345,10 +346,10 @@ SUMMARY = {
 
 
 @_styled
-def draw_pseudo_summary(entries: Sequence[Entry], *, narrow: bool = False) -> Figure:
+def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
     """Accuracy of all pseudo-labels, its mean over classes, and the share that alignment flipped; their AUC where an
     image may have several."""
-    figure, axes = _canvas(NARROW if narrow else HALF, 300)
+    figure, axes = _canvas(HALF, 300)
     for entry in entries:
         for key, (name, style) in SUMMARY.items():
             epochs, values = read_series(entry.run, key)
@@ -357,24 +358,18 @@ def draw_pseudo_summary(entries: Sequence[Entry], *, narrow: bool = False) -> Fi
     if not entries[0].run.multi_label:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-    return _finish(
-        figure,
-        axes,
-        "All pseudo-labels",
-        columns=1 if narrow and len(entries) > 1 else 2 if narrow or len(entries) > 1 else 3,
-    )
+    return _finish(figure, axes, "All pseudo-labels", columns=1 if len(entries) > 1 else 2)
 
 
 @_styled
-def draw_distances(entries: Sequence[Entry], *, narrow: bool = False) -> Figure:
+def draw_distances(entries: Sequence[Entry]) -> Figure:
     """Frobenius distance of the unlabeled class marginals to the labeled ones, before and after alignment."""
-    figure, axes = _canvas(NARROW if narrow else HALF, 300)
+    figure, axes = _canvas(HALF, 300)
     for entry in entries:
         for key, name, style in (("unlabeled", "before", "--"), ("aligned", "after", "-")):
             axes.plot(entry.run.history["epochs"], marginal_distances(entry.run, key), style, **_line(entry, name))
     axes.set_ylim(bottom=0)
-    columns = 1 if narrow and len(entries) > 1 else 2
-    return _finish(figure, axes, "Distance to the labeled marginals", columns)
+    return _finish(figure, axes, "Distance to the labeled marginals")
 
 
 def marginal_distances(run: Run, key: str) -> Array:
@@ -390,16 +385,35 @@ def marginal_distances(run: Run, key: str) -> Array:
 
 
 def _panels(names: Sequence[str], *, narrow: bool, square: bool = False) -> tuple[Figure, list[Axes]]:
-    """A small panel for each name, on common scales: four in a row, or two where the page is narrow."""
-    columns = min(2 if narrow else 4, len(names))
+    """A small panel for each name, on common scales: four in a row, or two where the page is narrow.
+
+    Places are computed here rather than by an engine, which takes longer than all the rest of a report.
+    """
+    across = 2 if narrow else 4
+    columns = min(across, len(names))
     rows = -(-len(names) // columns)
-    width = NARROW if narrow else FULL
-    height = 60 + rows * ((width / (2 if narrow else 4)) + 20 if square else 140)
-    # A single panel does not grow over the page.
-    if columns == 1 or (columns < 4 and not narrow):
-        width = round(width * columns / (2 if narrow else 4)) + 40
-    figure = Figure(figsize=(width / 72, height / 72), layout=ConstrainedLayoutEngine(h_pad=8 / 72))
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    left, right, gap = (62, 10, 16) if square else (44, 10, 16)
+    # Titles of two lines; labels of the axes and a legend below.
+    above, below, foot = (40, 22, 56) if square else (26, 22, 40)
+    width = ((NARROW if narrow else FULL) - left - right - gap * (across - 1)) / across
+    height = width if square else 92.0
+    size = (left + right + columns * width + gap * (columns - 1), rows * (above + height + below) + foot)
+    figure = Figure(figsize=(size[0] / 72, size[1] / 72))
+    grid = figure.subplots(
+        rows,
+        columns,
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        gridspec_kw={
+            "left": left / size[0],
+            "right": 1 - right / size[0],
+            "top": 1 - above / size[1],
+            "bottom": (foot + below) / size[1],
+            "wspace": gap / width,
+            "hspace": (above + below) / height,
+        },
+    )
     panels = list(grid.flat)
     for axes in panels[len(names) :]:
         axes.set_visible(False)
@@ -427,9 +441,14 @@ def _line(entry: Entry, name: str) -> dict[str, Any]:
     return {"color": PALETTE[entry.colour], "label": name if entry.alone else f"{entry.name}, {name}"}
 
 
-def _legend(figure: Figure, axes: Axes, columns: int) -> None:
+def _legend(
+    figure: Figure,
+    axes: Axes,
+    columns: int,
+    place: Literal["outside lower left", "lower left"] = "outside lower left",
+) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=1.6, columnspacing=1.4)
+    figure.legend(handles, labels, loc=place, ncols=columns, handlelength=1.6, columnspacing=1.4)
 
 
 def _finish(figure: Figure, axes: Axes, title: str, columns: int = 2) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan
 from pathlib import Path
@@ -24,16 +24,21 @@ from csda.runs import Run, open_run, write_whole
 LAST = 20
 """Epochs over which the steadier figures are means."""
 
+LARGEST = 5_000_000
+"""Bytes of a page; images are left out of one that would have more."""
+
+NO_IMAGES = Gallery([], [], [], [])
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure, the same for a narrow page, and the sentence that says how to read it."""
+    """A figure, the sentence that says how to read it, and where it is a wide one the same for a narrow page."""
 
     name: str
     svg: Markup
-    narrow: Markup
     caption: str
     wide: bool
+    narrow: Markup | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +62,36 @@ def write_report(run_folder: Path, *, images: bool = True) -> Path:
         _picture_inside(entries),
     )
     ranking, trust = _picture_ranking(entries), _judge_trust(entries)
-    page = _environment().get_template("run.html").render(
-        title=f"{entry.name} on {Path(run.config['data']).name}",
-        multi_label=run.multi_label,
-        entry=entry,
-        part=tables.judged_part(run),
-        kind=tables.PART_NAMES[tables.judged_part(run)],
-        images=tables.count_images(run),
-        counts=tables.count_classes(run),
-        predicted=tables.count_predicted(run),
-        warnings=tables.warn(run),
-        remarks=tables.remark_split(run),
-        summary=_describe_run(entry),
-        caveats=_describe_limits(entry),
-        control=run.result.get("control") or {},
-        classes=classes,
-        gallery=collect(run) if images else Gallery([], [], [], []),
-        ranking=ranking,
-        trust=trust,
-        curves=learning,
-        pseudo_labels=pseudo_labels,
-        inside=inside,
-        making=_describe_making(run),
-    )  # fmt: skip
+    gallery = collect(run) if images else NO_IMAGES
+    template = _environment().get_template("run.html")
+    # Of very many classes even small pictures add up; a page that nobody can send is of no use.
+    for shown in (gallery, replace(gallery, cells=[]), NO_IMAGES):
+        page = template.render(
+            title=f"{entry.name} on {Path(run.config['data']).name}",
+            multi_label=run.multi_label,
+            entry=entry,
+            part=tables.judged_part(run),
+            kind=tables.PART_NAMES[tables.judged_part(run)],
+            images=tables.count_images(run),
+            counts=tables.count_classes(run),
+            predicted=tables.count_predicted(run),
+            warnings=tables.warn(run),
+            remarks=tables.remark_split(run),
+            summary=_describe_run(entry),
+            caveats=_describe_limits(entry),
+            control=run.result.get("control") or {},
+            classes=classes,
+            gallery=shown,
+            left_out=shown is not gallery,
+            ranking=ranking,
+            trust=trust,
+            curves=learning,
+            pseudo_labels=pseudo_labels,
+            inside=inside,
+            making=_describe_making(run),
+        )
+        if len(page.encode()) < LARGEST:
+            break
     pictures = [*classes, *ranking, *trust.pictures, *learning, *pseudo_labels, *inside]
     run.write_figures({picture.name: figures.alone(picture.svg) for picture in pictures})
     return write_whole(run.folder / "report.html", page)
@@ -429,9 +441,11 @@ def _knowing(entries: Sequence[Entry], *keys: str) -> list[Entry]:
 
 
 def _picture(name: str, draw: Callable[..., Figure], caption: str) -> Picture:
-    figure, narrow = draw(), draw(narrow=True)
+    """What is as wide as the page is drawn once more for a phone."""
+    figure = draw()
     wide = figure.get_figwidth() * 72 > figures.HALF
-    return Picture(name, figures.to_svg(figure, caption), figures.to_svg(narrow, caption), caption, wide)
+    narrow = figures.to_svg(draw(narrow=True), caption) if wide else None
+    return Picture(name, figures.to_svg(figure, caption), caption, wide, narrow)
 
 
 def _format_duration(seconds: float) -> str:

@@ -204,11 +204,11 @@ def count_classes(run: Run) -> list[ClassCounts]:
 
 
 def count_predicted(run: Run) -> list[int] | None:
-    """How many unlabeled images the model takes for each class; None where there are none.
+    """How many unlabeled images the model takes for each class; None where there are none, or no guesses yet.
 
     An image with several labels counts for each.
     """
-    if not count_images(run)["unlabeled"]:
+    if not count_images(run)["unlabeled"] or not run.pseudo_labels:
         return None
     predicted = metrics.predict(np.array(list(run.pseudo_labels.values())), run.multi_label)
     counts = predicted.sum(axis=0) if run.multi_label else np.bincount(predicted, minlength=len(run.classes))
