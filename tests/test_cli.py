@@ -74,11 +74,12 @@ def test_predict_writes_a_row_an_image(csda: Command, tiny_run: Run, tiny_images
     code, printed, _ = csda("predict", tiny_run.folder, one, folder)
     assert code == 0
     rows = list(csv.reader(printed.splitlines()))
-    assert rows[0] == ["image", "predicted", *tiny_run.classes]
+    assert rows[0] == ["image", "predicted", "confidence", "unsure", "set", *tiny_run.classes, "error"]
     assert [row[0] for row in rows[1:]] == [str(one), *(str(path) for path in sorted(folder.iterdir()))]
     for row in rows[1:]:
-        probs = np.array(row[2:], dtype=float)
+        probs = np.array(row[5:-1], dtype=float)
         assert row[1] == tiny_run.classes[probs.argmax()]
+        assert float(row[2]) == probs.max()
         assert probs.sum() == pytest.approx(1, abs=1e-3)
     code, message, _ = csda("predict", tiny_run.folder, one, folder, "--out", tmp_path / "table.csv")
     assert (code, message) == (0, f"31 predictions in {tmp_path / 'table.csv'}\n")
@@ -126,7 +127,7 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
         (["--seed", "1", "--set", "seed=2"], "seed is given twice"),
         (["--seed", "-1"], "seed = -1"),
         (["--method", "cdsa"], "method = 'cdsa' is unknown; choose one of"),
-        (["--preset", "fast"], "preset = 'fast' is unknown; choose one of paper, default, strong, quick"),
+        (["--preset", "fast"], "preset = 'fast' is unknown; choose one of paper, default, strong, features, quick"),
         (["--source", "radiology"], "source = 'radiology' is unknown; choose one of"),
         (["--set", "device=tpu"], "device = 'tpu' is unknown; give auto, cpu or cuda"),
         (["--labels", "100000"], "100000"),
@@ -175,15 +176,15 @@ def test_images_that_cannot_be_read_are_named(csda: Command, tiny_run: Run, tmp_
     assert not out.exists()
     names = ["absent.png", "good.png", "broken.png", "good.png"]
     code, printed, said = csda("predict", run, *names)
-    assert (code, said) == (1, "csda: 2 of 4 files could not be used; see the last column\n")
+    assert (code, said.splitlines()[-1]) == (1, "csda: 2 of 4 files could not be used; see the last column")
     header, *rows = csv.reader(printed.splitlines())
-    assert header == ["image", "predicted", *tiny_run.classes, "error"]
+    assert header == ["image", "predicted", "confidence", "unsure", "set", *tiny_run.classes, "error"]
     assert [row[0] for row in rows] == names
     assert "absent.png: does not exist" in rows[0][-1]
     assert "broken.png: is not an image in a known format" in rows[2][-1]
     assert not any("".join(row[1:-1]) for row in rows[::2])
     alone = next(csv.reader(csda("predict", run, "good.png")[1].splitlines()[1:]))
-    assert [row[:-1] for row in rows[1::2]] == [alone, alone]
+    assert rows[1::2] == [alone, alone]
     code, printed, _ = csda("predict", run, *names, "--out", out)
     assert (code, printed, len(out.read_text().splitlines())) == (1, f"2 predictions in {out}\n", 5)
 

@@ -53,6 +53,9 @@ def test_maps_are_those_of_the_formula() -> None:
         expected = (weights[:, :, None, None] * activations).sum(dim=1).relu()
         expected /= expected.amax(dim=(1, 2), keepdim=True).clamp_min(1e-12)
     torch.testing.assert_close(maps, expected)
+    frozen = grad_cam(model.requires_grad_(False), images, classes)
+    assert frozen is not None
+    torch.testing.assert_close(frozen, expected)
 
 
 def test_a_map_points_at_what_decides() -> None:

@@ -16,13 +16,15 @@ import csda
 from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
-    ("errors", "folders", "arguments", "alignment", "losses", "metrics"),
+    ("errors", "folders"),
+    ("arguments", "alignment", "losses", "metrics", "calibration", "probe"),
     ("config", "progress", "distributed", "examples"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine", "grad_cam"),
-    ("thumbnails",),
+    ("thumbnails", "features"),
     ("trainer",),
-    ("training", "predict", "export", "report"),
+    ("training", "predict", "report"),
+    ("inference", "external", "export"),
     ("demo", "review"),
     ("cli",),
     ("__main__",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +31,22 @@ def test_the_same_images_get_the_probabilities_of_the_run(
     predictions = tiny_run.predictions
     paths = [tiny_images / image for image in predictions.ids]
     assert predictor.classes == tiny_run.classes
-    np.testing.assert_allclose(predictor.predict(paths), predictions.probs, atol=1e-5)
-    np.testing.assert_allclose(predictor.predict([str(path) for path in paths], 3), predictions.probs, atol=1e-5)
+
+    def compare(images: Any, batch_size: int = 256) -> None:
+        raw = predictor.predict(images, batch_size, calibrated=False)
+        np.testing.assert_allclose(raw, predictions.probs, atol=1e-5)
+
+    compare(paths)
+    compare([str(path) for path in paths], 3)
+    compare([Image.open(path) for path in paths])
     pixels = np.stack([np.asarray(Image.open(path)) for path in paths])
-    np.testing.assert_allclose(predictor.predict(pixels, batch_size=5), predictions.probs, atol=1e-5)
+    compare(pixels, 5)
+    compare(list(pixels))
+    compare(pixels / 255)
+    tensor = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    compare(tensor)
+    compare(list(tensor.float() / 255))
+    np.testing.assert_allclose(tiny_run.predict(paths), predictor.predict(paths), atol=1e-6)
 
 
 def test_pseudo_labels_are_the_predictions_for_unlabeled_images(
@@ -41,7 +54,7 @@ def test_pseudo_labels_are_the_predictions_for_unlabeled_images(
 ) -> None:
     lines = [line.split(",") for line in (tiny_run.folder / "pseudo_labels.csv").read_text().splitlines()]
     assert lines[0] == ["id", "predicted", "confidence", *tiny_run.classes]
-    probs = predictor.predict([tiny_images / line[0] for line in lines[1:]])
+    probs = predictor.predict([tiny_images / line[0] for line in lines[1:]], calibrated=False)
     np.testing.assert_allclose(np.array([line[3:] for line in lines[1:]], dtype=float), probs, atol=1e-5)
     for (_, predicted, confidence, *_), row in zip(lines[1:], probs, strict=True):
         assert predicted == tiny_run.classes[row.argmax()]
@@ -51,7 +64,7 @@ def test_pseudo_labels_are_the_predictions_for_unlabeled_images(
 def test_prior_correction_travels_with_the_model(tiny_images: Path, tmp_path: Path) -> None:
     run = train_tiny(tiny_images, tmp_path / "run", epochs=2, prior_correction="labeled")
     paths = [tiny_images / image for image in run.predictions.ids]
-    np.testing.assert_allclose(csda.load(run.folder).predict(paths), run.predictions.probs, atol=1e-5)
+    np.testing.assert_allclose(csda.load(run.folder).predict(paths, calibrated=False), run.predictions.probs, atol=1e-5)
 
 
 def test_images_of_any_size_and_colour_are_taken(predictor: Predictor, tmp_path: Path) -> None:
@@ -60,6 +73,39 @@ def test_images_of_any_size_and_colour_are_taken(predictor: Predictor, tmp_path:
     probs = predictor.predict([tmp_path / "grey.png", tmp_path / "small.png"])
     np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-5)
     assert probs.dtype == np.float32
+
+
+def test_one_image_of_any_size_is_one_row_as_from_its_file(predictor: Predictor, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    colour = generator.integers(0, 256, (41, 67, 3), dtype=np.uint8)
+    grey = generator.integers(0, 256, (90, 50), dtype=np.uint8)
+    for name, array in (("colour", colour), ("grey", grey)):
+        Image.fromarray(array).save(tmp_path / f"{name}.png")
+        expected = predictor.predict(tmp_path / f"{name}.png")
+        tensor = torch.from_numpy(array)
+        given = [array, tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor, Image.fromarray(array)]
+        if array.ndim == 2:
+            given += [array[..., None], array[None], tensor[None], (array.astype(np.uint16) << 8) + array]
+        for image in given:
+            np.testing.assert_allclose(predictor.predict(image), expected, atol=1e-6)
+
+
+def test_an_image_that_was_opened_turns_as_its_file_says(predictor: Predictor, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    with Image.open(tmp_path / "turned.png") as image:
+        np.testing.assert_array_equal(predictor.predict(image), predictor.predict(tmp_path / "turned.png"))
+    turned = predictor.predict(np.rot90(pixels, -1))
+    np.testing.assert_allclose(predictor.predict(tmp_path / "turned.png"), turned, atol=1e-6)
+
+
+def test_mirror_images_are_averaged_on_demand(predictor: Predictor) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    views = [pixels, pixels[:, ::-1], pixels[:, :, ::-1], pixels[:, ::-1, ::-1]]
+    mean = np.mean([predictor.predict(np.ascontiguousarray(view), calibrated=False) for view in views], axis=0)
+    np.testing.assert_allclose(predictor.predict(pixels, tta=True, calibrated=False), mean, atol=1e-6)
 
 
 def test_a_single_path_is_one_row(predictor: Predictor, tiny_images: Path) -> None:
@@ -86,9 +132,19 @@ def test_no_images_are_no_rows(predictor: Predictor) -> None:
 
 
 def test_wrong_arrays_and_files_are_named(predictor: Predictor, tmp_path: Path) -> None:
-    for wrong in (np.zeros((2, 32, 32, 3)), np.zeros((2, 16, 32, 3), np.uint8), np.zeros((32, 32, 3), np.uint8)):
-        with pytest.raises(DataError, match=r"give uint8 \[N, 32, 32, 3\]"):
-            predictor.predict(wrong)
+    wrong: list[tuple[Any, str]] = [
+        (np.full((2, 32, 32, 3), 1.5), "values outside of 0 to 1"),
+        (np.full((2, 32, 32, 3), np.nan), "values outside of 0 to 1"),
+        (np.zeros((2, 32, 32, 3), np.int64), "an image is of int64; give uint8, uint16"),
+        (np.zeros((2, 32, 32, 5), np.uint8), "with C of 1, 3 or 4"),
+        (np.zeros((0, 32, 3), np.uint8), r"an image is of the shape \[0, 32, 3\]"),
+        (np.zeros(7, np.uint8), r"images are of the shape \[7\]"),
+        ({"a.png"}, "images are a set; give files"),
+        ([3], "an image is a int; give a file"),
+    ]
+    for images, message in wrong:
+        with pytest.raises(DataError, match=message):
+            predictor.predict(images)
     (tmp_path / "broken.png").write_bytes(b"nothing")
     for name, problem in (("absent.png", "does not exist"), ("broken.png", "is not an image")):
         with pytest.raises(DataError, match=f"{name}: {problem}"):
@@ -102,7 +158,7 @@ def test_models_that_are_none_are_refused(tiny_run: Run, tmp_path: Path) -> None
     weights, description = run.read_weights()
     half = dict(list(weights.items())[:-2])
     model = json.loads(description["csda"])
-    required = model.keys() - {"sha256", "flips"}  # older models do not have these
+    required = model.keys() - {"sha256", "flips", "calibration", "aspect", "frozen"}  # older models do not have these
     keyless = [{k: v for k, v in model.items() if k not in (key, "sha256")} for key in required]
     texts = [{}, {"csda": "[]"}, {"csda": "3"}, *({"csda": json.dumps(each)} for each in keyless)]
     (run.folder / "manifest.json").unlink()

@@ -1,22 +1,4 @@
-"""Every number in a table of the documentation is one of results/, and those follow from the runs behind them.
-
-A table of results has a comment above it that names its file, the lines of it that are shown (all, without brackets),
-and how a line becomes a row:
-
-    <!-- results/table1/summary.csv [labels=800, method=baseline|csda]: {method} | {auc_mean:.4f} ± {auc_std:.4f} -->
-
-`results/table1/runs.csv by method, labels` takes the mean of the lines that have these in common.
-`{100*auc_gap:+.1f}` gives points. A cell that ends in … may go on with any words. A table with measured figures from
-elsewhere says so:
-
-    <!-- not in results/: where they are from -->
-
-Figures of a benchmark have no lines. There the comment has a line for the last cell of each row:
-
-    <!-- results/bench/step_h200.json
-    {bare_step_ms[mean]:.2f} ms
-    -->
-"""
+"""The tables in results/ follow from their runs, and each line stands for a run of its experiment."""
 
 from __future__ import annotations
 
@@ -46,19 +28,8 @@ from csda.training import configure
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
-STORIES = [ROOT / "docs" / name for name in ("results.md", "results-in-detail.md", "other-results.md")]
 
-SOURCE = re.compile(
-    r"<!-- results/(?P<file>\S+\.csv)(?: by (?P<by>[\w, ]+))?(?: \[(?P<filter>[^\]]*)\])?: (?P<row>.+) -->"
-)
-ELSEWHERE = re.compile(r"<!-- not in results/: .+ -->")
-FIELD = re.compile(r"\{(?P<points>100\*)?(?P<column>\w+)(?::(?P<format>[^}]*))?\}")
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
-FIGURE = re.compile(r"\.\d{3,}")
-BENCHMARK = re.compile(
-    r"<!-- results/(?P<file>\S+\.json)\n(?P<cells>.*?)\n-->\n\n(?P<table>(?:\|[^\n]*\n)+)", re.DOTALL
-)
 
 
 @cache
@@ -67,77 +38,8 @@ def _read(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _lines(source: re.Match[str]) -> list[dict[str, str]]:
-    """The lines of a file that a comment asks for, or the means of those that it wants together."""
-    wanted = [part.split("=", 1) for part in re.split(r", (?=\w+=)", source["filter"] or "") if part]
-    lines = [line for line in _read(source["file"]) if all(line[key] in values.split("|") for key, values in wanted)]
-    if not source["by"]:
-        return lines
-    keys = source["by"].split(", ")
-    together: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for line in lines:
-        together.setdefault(tuple(line[key] for key in keys), []).append(line)
-    figures = {field["column"] for field in FIELD.finditer(source["row"])} - set(keys)
-    return [
-        dict(zip(keys, place, strict=True))
-        | {name: str(mean(float(line[name]) for line in own)) if own[0][name] else "" for name in figures}
-        for place, own in together.items()
-    ]
-
-
 def _cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip().strip("|").split("|")]
-
-
-def _render(template: str, line: dict[str, str]) -> list[str]:
-    def fill(field: re.Match[str]) -> str:
-        text = line[field["column"]]
-        if not text or not field["format"]:
-            return text or "–"
-        return format(float(text) * (100 if field["points"] else 1), field["format"])
-
-    return _cells(FIELD.sub(fill, template))
-
-
-def _problems(text: str, *, every: bool) -> list[str]:
-    """What is wrong with the tables of a page; with `every`, each of them needs a source."""
-    problems = []
-    for table in TABLE.finditer(text):
-        above = text[: table.start()].rstrip().rpartition("\n")[2]
-        head, _, *body = table[0].splitlines()
-        source = SOURCE.fullmatch(above)
-        if source is None:
-            plain = re.sub(r"`[^`]*`", "", table[0])
-            if (every or FIGURE.search(plain)) and not ELSEWHERE.fullmatch(above):
-                problems.append(f"{head}: no source")
-            continue
-        rows = [_render(source["row"], line) for line in _lines(source)]
-        if len(rows) != len(body) or not rows:
-            problems.append(f"{head}: {len(body)} rows, and {source['file']} has {len(rows)}")
-            continue
-        if len(rows[0]) != len(_cells(head)):
-            problems.append(f"{head}: {len(_cells(head))} columns, and its source names {len(rows[0])}")
-        for row, expected in zip(body, rows, strict=True):
-            cells = _cells(row)
-            agree = [cell.startswith(want[:-1]) if want.endswith("…") else cell == want
-                     for cell, want in zip(cells, expected, strict=False)]  # fmt: skip
-            if len(cells) != len(expected) or not all(agree):
-                problems.append(f"{row} should be | {' | '.join(expected)} |")
-    return problems
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_tables_say_what_the_results_say(page: Path) -> None:
-    assert _problems(page.read_text(encoding="utf-8"), every=page in STORIES) == []
-
-
-def test_tables_say_what_the_benchmarks_say() -> None:
-    tables = [table for page in PAGES for table in BENCHMARK.finditer(page.read_text(encoding="utf-8"))]
-    assert tables
-    for table in tables:
-        figures = json.loads((RESULTS / table["file"]).read_text(encoding="utf-8"))
-        cells = [_cells(row)[-1] for row in table["table"].splitlines()[2:]]
-        assert cells == [cell.format(**figures) for cell in table["cells"].splitlines()]
 
 
 def test_what_is_said_of_the_papers_thresholds_follows_from_them() -> None:
@@ -155,52 +57,14 @@ def test_what_is_said_of_the_papers_thresholds_follows_from_them() -> None:
     assert np.square(np.diff(auc)).sum() / np.square(auc - auc.mean()).sum() > 2
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda page: page.stem)
-def test_any_changed_digit_is_found(story: Path) -> None:
-    text = story.read_text(encoding="utf-8")
-    changed = 0
-    for table in TABLE.finditer(text):
-        above = text[: table.start()].rstrip().rpartition("\n")[2]
-        assert not _problems(f"{above}\n\n{table[0]}", every=True)
-        for match in re.finditer(r"\d", table[0]):
-            if table[0].count("\n", 0, match.start()) > 1:
-                other = str((int(match[0]) + 1) % 10)
-                rows = table[0][: match.start()] + other + table[0][match.end() :]
-                assert _problems(f"{above}\n\n{rows}", every=True), rows[match.start() - 20 : match.end() + 20]
-                changed += 1
-    assert changed > 50
-
-
-def test_a_table_without_source_or_with_another_row_is_found() -> None:
-    text = STORIES[0].read_text(encoding="utf-8")
-    assert _problems(SOURCE.sub("", text), every=True)
-    table = next(TABLE.finditer(text))
-    last = table[0].splitlines(keepends=True)[-1]
-    assert _problems(text.replace(last, "", 1), every=True)
-    assert _problems("| method | AUC |\n|---|---|\n| csda | 0.8418 |\n", every=False)
-    assert not _problems("| key | value |\n|---|---|\n| `lr` | `0.0128` |\n", every=False)
-
-
-@pytest.mark.parametrize("story", STORIES, ids=lambda page: page.stem)
-def test_a_story_has_no_figure_outside_its_tables(story: Path) -> None:
-    text = TABLE.sub("", story.read_text(encoding="utf-8"))
-    text = re.sub(r"<!--.*?-->|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL)
-    assert re.findall(r"\d\.\d+|\.\d{2,}", text) == []
-
-
 # --- the files ------------------------------------------------------------------------------------------------------
 
 TABLES = sorted(path.parent.name for path in RESULTS.glob("*/runs.csv"))
 
 
-def test_results_lie_in_folders_and_the_archive_is_history() -> None:
-    """What a script outside the package made is in the archive; only decisions, which are dated, cite it."""
+def test_results_lie_in_folders() -> None:
     assert [path.name for path in RESULTS.iterdir() if path.is_file()] == ["README.md"]
     assert {path.name for path in RESULTS.iterdir() if path.is_dir()} == {*TABLES, "archive", "bench"}
-    current = [page for page in PAGES if "decisions" not in page.parts]
-    names = [path.name for path in (RESULTS / "archive").iterdir() if path.suffix != ".md"]
-    cited = [(page.name, name) for page in current for name in names if name in page.read_text(encoding="utf-8")]
-    assert cited == []
 
 
 def test_the_summary_of_small_pictures_follows_from_its_runs() -> None:

@@ -38,6 +38,7 @@ FILES = {
     "history.npz",
     "predictions.csv",
     "pseudo_labels.csv",
+    "calibration.json",
     "checkpoint.pt",
     "model.safetensors",
     "result.json",

@@ -246,7 +246,7 @@ def test_every_method_resumes_to_the_same_predictions(method: str, tiny_images: 
         train_tiny(tiny_images, out, method=method, reporter=Stop(), **queue)
     run = train_tiny(tiny_images, out, method=method, resume=True, **queue)
     assert _bytes(run) == _bytes(whole)
-    assert [row["loss"] for row in run.metrics] == [row["loss"] for row in whole.metrics]
+    assert [row.get("loss") for row in run.metrics] == [row.get("loss") for row in whole.metrics]
 
 
 def test_upper_bound_trains_on_the_truth(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
@@ -529,7 +529,7 @@ def test_several_labels_an_image(tmp_path: Path) -> None:
     np.testing.assert_allclose(corrected.predictions.probs, odds / (1 + odds), rtol=1e-4)
     assert corrected.result["mca"] == run.result["mca_prior"]
     first = next(path for path in sorted(images.rglob("*.png")))
-    plain, divided = (csda.load(each.folder).predict([first])[0] for each in (run, corrected))
+    plain, divided = (csda.load(each.folder).predict([first], calibrated=False)[0] for each in (run, corrected))
     np.testing.assert_allclose(divided / (1 - divided), plain / (1 - plain) / (share / (1 - share)), rtol=1e-4)
 
 

@@ -18,6 +18,7 @@ COUNTS = {"common": 30, "label": 20, "rare": 12}
 """One class is called like a column of predictions.csv."""
 
 SETTINGS: dict[str, Any] = {
+    "preset": "quick",
     "epochs": 3,
     "warm_up_epochs": 1,
     "steps_per_epoch": 4,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from csda.errors import CsdaError, DataError
+from csda.errors import CsdaError, DataError, is_out_of_memory
 
 app = typer.Typer(
     help="Few labels, many images, rare classes: semi-supervised classification of medical images.",
@@ -116,45 +115,58 @@ def evaluate(run: RunFolder) -> None:
 @app.command()
 def predict(
     run: RunFolder,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    images: Annotated[
+        list[str], typer.Argument(help="Image files, folders of them, patterns, or lists (.txt, or .csv with `image`).")
+    ],
     out: Annotated[Path | None, typer.Option(help="CSV to write; printed without it.")] = None,
+    tta: Annotated[bool, typer.Option("--tta", help="Predict as the mean over mirror images.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with --out where an earlier call stopped.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Threads that decode, or workers of Ray.  [default: one a core or GPU]")
+    ] = None,
+    launcher: Annotated[
+        Literal["threads", "ray"], typer.Option(help="Threads here, or workers of Ray on many machines.")
+    ] = "threads",
+    coverage: Annotated[
+        float | None, typer.Option(help="Share of sets that hold the class: 0.8, 0.9 or 0.95.  [default: 0.9]")
+    ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Classify images with the model of a run: a CSV with a row for each image and a column for each class.
 
-    An image that cannot be used has what is wrong with it in a last column, and the exit code is then 1.
+    An image is unsure where more than one class is in its set, which holds the right one in a share of `--coverage`.
+    An image that cannot be used has what is wrong with it in the last column, and the exit code is then 1.
     """
-    from csda.data.splits import label_text
-    from csda.data.tree import scan_images
-    from csda.metrics import decide
-    from csda.predict import load
-    from csda.runs import Run, write_csv
+    from csda.inference import predict_table
+    from csda.progress import choose_reporter
+    from csda.runs import Run
 
-    predictor = load(run)
+    if resume and out is None:
+        raise CsdaError("--resume needs --out, the table to go on with")
+    remark = None
     if not Run(run).finished:
-        print(f"csda: {run}: still training, or cut off; this is its best model so far", file=sys.stderr)
-    paths = [
-        path
-        for given in images
-        for path in ([given / name for name in scan_images(given).images] if given.is_dir() else [given])
-    ]
-    if not paths:
-        raise DataError(f"{', '.join(map(str, images))}: no images there; name image files, or folders that hold some")
-    probs, problems = predictor.predict_files(paths)
-    header, rows = ["image", "predicted", *predictor.classes, *(["error"] if problems else [])], []
-    for position, label in enumerate(decide(probs, predictor.multi_label)):
-        cells = [label_text(label, predictor.classes), *(f"{value:.4f}" for value in probs[position])]
-        if problems:
-            problem = problems.get(position)
-            cells = [*cells, ""] if problem is None else [*("" for _ in cells), str(problem)]
-        # A name may hold bytes that are not UTF-8.
-        rows.append([text.encode("utf-8", "backslashreplace").decode() for text in (str(paths[position]), *cells)])
-    if out is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
-    else:
-        write_csv(out, header, rows)
-        print(f"{len(paths) - len(problems)} predictions in {out}")
-    if problems:
-        print(f"csda: {len(problems)} of {len(paths)} files could not be used; see the last column", file=sys.stderr)
+        remark = "still training, or cut off; this is its best model so far"
+    elif (fitted := Run(run).calibration) is None or fitted.remarks:
+        remark = "; ".join(fitted.remarks) if fitted else "not calibrated; nothing is called unsure"
+    with choose_reporter(quiet) as reporter:
+        done = predict_table(
+            run,
+            images,
+            out,
+            tta=tta,
+            resume=resume,
+            jobs=jobs,
+            launcher=launcher,
+            coverage=coverage,
+            echo=sys.stdout.write,
+            progress=reporter.images,
+        )
+    if remark is not None:
+        print(_printable(f"csda: {run}: {remark}"), file=sys.stderr)
+    if out is not None:
+        print(_printable(f"{done.files - done.unusable} predictions in {out}"))
+    if done.unusable:
+        print(f"csda: {done.unusable} of {done.files} files could not be used; see the last column", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -337,6 +349,20 @@ def bench_scale(
     _keep_and_show([bench_scale(_with_preset(settings, preset), rounds=rounds, seconds=seconds)], out)
 
 
+@bench_app.command("recipe")
+def bench_recipe(
+    settings: Assignments = None,
+    rounds: Rounds = 10,
+    seconds: Seconds = 120.0,
+    out: FiguresFile = None,
+) -> None:
+    """Time a fine-tuning of 2,000 steps under the preset strong against the same in plain eager torch."""
+    _require_research()
+    from csda.research.bench import bench_recipe
+
+    _keep_and_show(bench_recipe(_with_preset(settings, None), rounds=rounds, seconds=seconds), out)
+
+
 @bench_app.command("data")
 def bench_data(
     data: Annotated[Path, typer.Argument(help="Folder of images.")],
@@ -347,6 +373,23 @@ def bench_data(
     from csda.research.bench import bench_data
 
     _keep_and_show([bench_data(data)], out)
+
+
+@bench_app.command("predict")
+def bench_predict(
+    data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn]")] = None,
+    preset: Preset = None,
+    settings: Assignments = None,
+    images: Annotated[int, typer.Option(min=1, help="Images that are predicted each time.")] = 2048,
+    rounds: Rounds = 5,
+    out: FiguresFile = None,
+) -> None:
+    """Time predictions of files against the bare network on decoded images, and against decoding."""
+    _require_research()
+    from csda.research.bench import bench_predict
+
+    chosen = _with_preset(settings, preset)
+    _keep_and_show([bench_predict(chosen, data=data, images=images, rounds=rounds)], out)
 
 
 def _require_research() -> None:
@@ -380,7 +423,12 @@ def _say(text: str) -> None:
     """Why the command stops; of several processes that stop together, one says it."""
     ranks = sys.modules.get("csda.distributed")
     if ranks is None or ranks.stops_first():
-        print(text, file=sys.stderr)
+        print(_printable(text), file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    """The text without bytes that are not UTF-8, which a name may hold and a terminal refuses."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _refuse_undecodable(words: list[str]) -> None:
@@ -401,8 +449,22 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as ending:
         if isinstance(ending, SystemExit) and ending.code != 130:  # what typer makes of Ctrl-C
             raise
-        way_on = "a training goes on with --resume and its folder as --out, a grid with the same command"
+        way_on = (
+            "a training or a table of predictions goes on with --resume and its --out, a grid with the same command"
+        )
         _say(f"\ncsda: interrupted; {way_on}")
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _say(
+            f"csda: out of memory ({_first_line(error)}); give a smaller batch_size, unlabeled_batch_size or "
+            "image_size, or end what else is running; a training that has begun goes on with --resume"
+        )
+        sys.exit(2)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

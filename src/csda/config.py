@@ -102,6 +102,9 @@ class RunConfig(Settings):
     labels: Annotated[Text | None, BeforeValidator(_as_text)] = Field(
         None, description="labels to keep: 300, 10%, 20/class, 10% of groups"
     )
+    val: Annotated[Text | None, BeforeValidator(_as_text), DETAIL] = Field(
+        None, description="labeled images for validation: 50, 10%, 5/class, or 0 for none; a tenth when not given"
+    )
     uncertain: Annotated[Literal["remove", "zeros", "ones"], DETAIL] = Field(
         "remove", description="what becomes of CheXpert's uncertain cells"
     )
@@ -110,7 +113,7 @@ class RunConfig(Settings):
     )
 
     method: Annotated[Text, DETAIL] = Field("csda", description="one of `csda methods`")
-    preset: Annotated[Text, DETAIL] = Field("default", description="paper, default, strong or quick")
+    preset: Annotated[Text, DETAIL] = Field("default", description="paper, default, strong, features or quick")
     seed: int = Field(0, ge=0, lt=2**31, description="of data, split and training")
 
     epochs: int = Field(40, ge=1, le=100_000, description="epochs in all")
@@ -119,6 +122,9 @@ class RunConfig(Settings):
     image_size: int = Field(128, ge=32, le=4096, description="pixels of a side")
     batch_size: int = Field(128, ge=2, le=65_536, description="labeled images a step")
     unlabeled_batch_size: int = Field(128, ge=2, le=65_536, description="unlabeled images a step")
+    aspect: Annotated[Literal["squash", "pad", "crop"], DETAIL] = Field(
+        "squash", description="how an image becomes a square: squashed, padded with black, or its middle cut out"
+    )
     eval_batch_size: Annotated[int, DETAIL] = Field(
         512, ge=1, le=65_536, description="images at a time when the network is scored"
     )
@@ -126,6 +132,9 @@ class RunConfig(Settings):
     backbone: Text = Field("alexnet", description="network, also timm:NAME or monai:NAME; the paper has alexnet")
     pretrained: Annotated[bool, DETAIL] = Field(False, description="begin with published weights; see `csda weights`")
     weights: Annotated[Text | None, DETAIL] = Field(None, description="file of weights to begin with")
+    frozen: Annotated[bool, DETAIL] = Field(
+        False, description="train a head alone, on features that the network gives once"
+    )
     dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="share of features that a step leaves out")
     optimizer: Annotated[Literal["sgd", "adam", "adamw"] | None, DETAIL] = Field(
         None, description="that of the method when not given, which is plain SGD for most"
@@ -196,7 +205,9 @@ class RunConfig(Settings):
     checkpoint_seconds: Annotated[float, DETAIL] = Field(
         20.0, ge=0, le=1_000_000, description="least time between checkpoints"
     )
-    threads: Annotated[int, DETAIL] = Field(0, ge=0, le=1024, description="CPU threads; 0 leaves it to torch")
+    threads: Annotated[int, DETAIL] = Field(
+        0, ge=0, le=1024, description="CPU threads, up to one a core; 0: as torch has it"
+    )
     tensorboard: Annotated[bool, DETAIL] = Field(True, description="write event files for TensorBoard")
     thumbnails: Annotated[bool, DETAIL] = Field(
         True, description="keep small pictures of some images for the report; false where images may not leave"
@@ -301,6 +312,32 @@ PRESETS: dict[str, Preset] = {
             "self-train": {"passes": "two"},
         },
     ),
+    # A head on features of a frozen network: minutes without a GPU. It begins as the linear probe, and what a method
+    # makes of unlabeled images moves it from there.
+    "features": Preset(
+        run={
+            "backbone": "efficientnet_lite0",
+            "pretrained": True,
+            "frozen": True,
+            "dropout": 0.0,
+            "image_size": 160,
+            "epochs": 10,
+            "steps_per_epoch": 40,
+            "warm_up_epochs": 1,
+            "batch_size": 128,
+            "unlabeled_batch_size": 512,
+            "optimizer": "adam",
+            "lr": 1e-3,
+            "schedule": "cosine",
+            "adjust": True,
+            "average": 0.98,
+            "choose": "last",
+        },
+        methods={
+            **_alike(("csda", "vcq", "da"), {"capacity": 512, "condition": "prediction", "passes": "two"}),
+            "self-train": {"passes": "two"},
+        },
+    ),
     "quick": Preset(
         run={
             "epochs": 30,
@@ -376,7 +413,7 @@ def resolve(
     try:
         config = RunConfig(**run, method_settings=method_settings(**own).model_dump())
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain_findings(error)) from None
     if "epochs" in chosen and "warm_up_epochs" in preset.run.keys() - chosen.keys():
         scaled = round(config.epochs * preset.run["warm_up_epochs"] / preset.run["epochs"])
         return config.model_copy(update={"warm_up_epochs": max(1, min(scaled, config.epochs - 1))})
@@ -408,7 +445,7 @@ def parse_config(text: str) -> RunConfig:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"not a TOML file ({error}); restore it or start a new run") from None
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain_findings(error)) from None
     if missing := {"data", "epochs"} - settings.keys():
         raise ConfigError(f"no {' and no '.join(sorted(missing))} in it; restore it or start a new run")
     return config
@@ -443,13 +480,17 @@ def _unknown(key: str, known: list[str], method: str) -> str:
     return f"unknown setting {key!r} for method {method!r}: {hint}"
 
 
-def _explain(error: ValidationError) -> str:
-    """pydantic's findings, one for each setting, without its web addresses."""
+def explain_findings(error: ValidationError, *, nested: bool = False) -> str:
+    """pydantic's findings, one for each setting, without its web addresses; with `nested` settings hold others."""
     findings: dict[str, list[str]] = {}
     for finding in error.errors(include_url=False):
         # Beside the setting and a position in its list stand pydantic's names of the kinds that it may be of.
         setting, *place = finding["loc"]
-        name = ".".join([str(setting), *(str(part) for part in place if isinstance(part, int))])
+        kept = (part for part in place if isinstance(part, int) or (nested and part not in _KINDS))
+        name = ".".join(map(str, (setting, *kept)))
+        if finding["type"] in _WITHOUT_VALUE:
+            findings.setdefault(f"{name}: {_WITHOUT_VALUE[finding['type']]}", []).append("")
+            continue
         words = finding["msg"]
         plain = (
             words.removeprefix("Value error,")
@@ -458,6 +499,12 @@ def _explain(error: ValidationError) -> str:
         )
         findings.setdefault(f"{name} = {_shown(finding['input'])}", []).append(plain)
     return "; ".join(value + ", or".join(words).replace(", or:", ", or") for value, words in findings.items())
+
+
+_KINDS = frozenset({"bool", "int", "float", "str"})
+"""What a `Setting` may be, as pydantic names it beside the place of a finding."""
+
+_WITHOUT_VALUE = {"missing": "missing", "extra_forbidden": "unknown"}
 
 
 def _shown(value: object) -> str:

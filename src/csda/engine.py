@@ -88,12 +88,17 @@ class Engine:
         else:
             self.fast.run(function, *arguments)
 
-    @contextmanager
-    def arithmetic(self) -> Iterator[None]:
+    def arithmetic(self) -> AbstractContextManager[None]:
         """Networks compute in the precision of the run."""
-        # Autocast would keep its copies of the weights from one replay of a graph to the next.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
-            yield
+        return arithmetic(self.device, self.precision)
+
+
+@contextmanager
+def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
+    """Within this context networks compute in this precision."""
+    # Autocast would keep its copies of the weights from one replay of a graph to the next.
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+        yield
 
 
 class Figures:

@@ -24,6 +24,14 @@ class RunError(CsdaError):
     """A run folder is missing, torn, foreign, or was made with another configuration."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, torch on the CPU or torch on a GPU had no room for something; without an import of torch."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "CUDA out of memory" in text)
+
+
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Say what the operating system refused on this path, and what to do about it."""
@@ -31,5 +39,6 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space, then go on with --resume" if full else "make it writable, or give another --out"
+        way_on = "then go on, a training with --resume and a grid with the same command"
+        remedy = f"free some space, {way_on}" if full else "make it writable, or give another --out"
         raise RunError(f"{path}: {(error.strerror or str(error)).lower()}; {remedy}") from None

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from csda import metrics
+from csda import calibration, metrics
+from csda.calibration import Calibration
 from csda.data.loader import ImagePool, Parts
 from csda.data.prepared import PreparedData
 from csda.data.records import encode_labels
@@ -29,11 +30,12 @@ LAST = 20
 
 @dataclass(frozen=True, slots=True)
 class Conclusions:
-    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, result.json, and thumbnails.npz."""
+    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, and the other files of its end."""
 
     predictions: list[list[str]]
     pseudo_labels: list[list[str]]
     result: dict[str, Any]
+    calibration: Calibration | None
     thumbnails: Mapping[str, npt.NDArray[Any]] | None = None
 
 
@@ -44,8 +46,10 @@ class Evaluator:
         data: the set and its split.
         batch_size: images that are predicted at a time.
         prior_correction: whether probabilities are divided by the labeled class frequencies before they are scored.
-        adjusted: whether the network was trained with adjusted logits, so that nothing is left to divide by.
         flips: whether a prediction is the mean over mirrored images.
+
+    Attributes:
+        balanced: whether training left class frequencies out of predictions, so that nothing is left to divide by.
     """
 
     def __init__(
@@ -54,13 +58,13 @@ class Evaluator:
         batch_size: int,
         *,
         prior_correction: bool,
-        adjusted: bool = False,
         flips: bool = False,
     ) -> None:
         self.classes, self.multi_label = data.dataset.classes, data.dataset.multi_label
         self.split = data.split
         self.batch_size = batch_size
-        self.prior_correction, self.adjusted, self.flips = prior_correction, adjusted, flips
+        self.prior_correction, self.flips = prior_correction, flips
+        self.balanced = False
         labeled = data.encode(self.split.labeled)
         counts = labeled.sum(0) if self.multi_label else np.bincount(labeled, minlength=len(self.classes))
         self.class_counts: tuple[int, ...] = tuple(counts.tolist())
@@ -95,10 +99,11 @@ class Evaluator:
         best: int,
         arrays: Mapping[str, npt.NDArray[Any]],
         unlabeled_probs: Floats,
+        control: Mapping[str, Mapping[str, float]] | None = None,
     ) -> Conclusions:
         """Predictions, pseudo-labels and the result at the `best` epoch, of which `arrays` are.
 
-        `rows` are the figures of all epochs.
+        `rows` are the figures of all epochs; `control` are those of models that the result is to be compared with.
         """
         predictions = []
         for part, records in (("val", self.split.val), ("test", self.split.test)):
@@ -111,7 +116,7 @@ class Evaluator:
             for record, decision, row in zip(self.split.unlabeled, decisions, unlabeled_probs, strict=True)
         ]
         test_probs = arrays["test_probs"]
-        corrected = test_probs if self.prior_correction or self.adjusted else self._corrected(test_probs)
+        corrected = test_probs if self.prior_correction or self.balanced else self._corrected(test_probs)
         result = {
             "best_epoch": best,
             **{name: rows[best - 1].get(f"test_{name}") for name in ("auc", "mca")},
@@ -119,8 +124,10 @@ class Evaluator:
             "seconds": sum(row["seconds"] for row in rows),
             "auc_prior": metrics.auc(corrected, self.test_labels),
             "mca_prior": metrics.mca(corrected, self.test_labels),
+            **({"control": {name: dict(figures) for name, figures in control.items()}} if control else {}),
         }
-        return Conclusions(predictions, pseudo_labels, result)
+        fitted = calibration.fit(arrays["val_probs"], self.val_labels) if len(self.val_labels) else None
+        return Conclusions(predictions, pseudo_labels, result, fitted)
 
     def _corrected(self, probs: Floats) -> metrics.Floats:
         return metrics.prior_corrected(probs, self.frequencies, multi_label=self.multi_label)
@@ -137,11 +144,13 @@ def predict_pool(
     if not len(pool):
         return np.empty((0, model.num_outputs), dtype=np.float32)
 
-    def predict(images: Tensor) -> tuple[Tensor]:
-        views = [images, *(images.flip(axes) for axes in ((3,), (2,), (2, 3)))] if flips else [images]
-        return (torch.stack([probabilities(model(view), multi_label) for view in views]).mean(dim=0),)
+    return _over(model, pool, batch_size, lambda images: (predict_images(model, images, multi_label, flips),))[0]
 
-    return _over(model, pool, batch_size, predict)[0]
+
+def predict_images(model: nn.Module, images: Tensor, multi_label: bool, flips: bool) -> Tensor:
+    """Probabilities [B, n] of a network for images; with `flips` the mean over each and its mirror images."""
+    views = [images, *(images.flip(axes) for axes in ((3,), (2,), (2, 3)))] if flips else [images]
+    return torch.stack([probabilities(model(view), multi_label) for view in views]).mean(dim=0)
 
 
 def guess_pool(
@@ -156,7 +165,9 @@ def guess_pool(
 
 
 def score(probs: Floats, labels: Ints, prefix: str) -> dict[str, float]:
-    """AUC and MCA of one part, whose labels are [N], or 0/1 [N, K] in a multi-label set."""
+    """AUC and MCA of one part, whose labels are [N], or 0/1 [N, K] in a multi-label set; NaN of an empty one."""
+    if not len(labels):
+        return {f"{prefix}_auc": np.nan, f"{prefix}_mca": np.nan}
     return {f"{prefix}_auc": metrics.auc(probs, labels), f"{prefix}_mca": metrics.mca(probs, labels)}
 
 

@@ -283,50 +283,6 @@ def calibration_error(probs: Array, labels: Array, bins: int = 10) -> float:
     return float(_divide((gaps * counts).sum(), counts.sum()))
 
 
-def scale_temperature(probs: Array, temperature: float, *, multi_label: bool = False) -> Floats:
-    """Probabilities of the logits divided by a temperature; above 1 they are less sure, and no order changes."""
-    probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-12, 1.0)
-    if multi_label:
-        logits = (np.log(probs) - np.log(np.clip(1 - probs, 1e-12, 1.0))) / temperature
-        return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float64)
-    logits = np.log(probs) / temperature
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float64)
-
-
-def log_loss(probs: Array, labels: Array) -> float:
-    """Mean negative logarithm of the probability of what is true, over images or, with several labels, over each."""
-    probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-12, 1 - 1e-12)
-    chosen = np.where(labels == 1, probs, 1 - probs) if labels.ndim == 2 else probs[np.arange(len(labels)), labels]
-    return float(-np.log(chosen).mean())
-
-
-def fit_temperature(probs: Array, labels: Array) -> float:
-    """The temperature from 0.05 to 20 with the least log-loss on these images, by golden section over its logarithm.
-
-    The loss is convex in the inverse of the temperature, so that there is one least value.
-    """
-    multi_label = labels.ndim == 2
-    ratio = (math.sqrt(5) - 1) / 2
-
-    def loss(logarithm: float) -> float:
-        return log_loss(scale_temperature(probs, math.exp(logarithm), multi_label=multi_label), labels)
-
-    low, high = math.log(0.05), math.log(20)
-    inner = [high - ratio * (high - low), low + ratio * (high - low)]
-    losses = [loss(place) for place in inner]
-    while high - low > 1e-4:
-        if losses[0] <= losses[1]:
-            high, inner, losses = inner[1], [0.0, inner[0]], [0.0, losses[0]]
-            inner[0] = high - ratio * (high - low)
-            losses[0] = loss(inner[0])
-        else:
-            low, inner, losses = inner[0], [inner[1], 0.0], [losses[1], 0.0]
-            inner[1] = low + ratio * (high - low)
-            losses[1] = loss(inner[1])
-    return math.exp((low + high) / 2)
-
-
 def coverage_curve(confidence: Array, hits: Array) -> tuple[Floats, Floats]:
     """Share of the decisions that are kept, the surest first, and the share of hits among them [M]; decisions of one
     confidence count together."""

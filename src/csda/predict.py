@@ -3,23 +3,61 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
+from torch import Tensor
 
 from csda import metrics
-from csda.data.augment import Augmentation
-from csda.data.decode import read_image
-from csda.data.loader import ImagePool
+from csda.calibration import COVERAGE, Calibration, from_json
+from csda.data.augment import plain
+from csda.data.decode import Aspect, fit_array, fit_image, read_image
 from csda.data.records import Pixels
+from csda.data.store import available_cores
 from csda.engine import choose_device
 from csda.errors import DataError, RunError
-from csda.evaluate import Floats, predict_pool
+from csda.evaluate import Floats, predict_images
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.runs import Run
+
+Each = TypeVar("Each")
+One = str | Path | Image.Image | npt.NDArray[Any] | Tensor
+"""An image: a file, or pixels of any size, grey or in colour."""
+
+CHANNELS = (1, 3, 4)
+"""How many channels an array may have; with four, the last is transparency."""
+
+DECODED = 16
+"""Files that a thread decodes at a time."""
+
+AHEAD = 2
+"""Batches that are decoded while one is computed."""
+
+
+class Outcome(NamedTuple):
+    """What became of a file: its probabilities [n], or what is wrong with it."""
+
+    path: Path
+    probs: Floats | None
+    problem: DataError | None
+
+
+class Judgement(NamedTuple):
+    """What probabilities come to; the last two are None where the model has no calibration for it."""
+
+    labels: list[int | tuple[int, ...]]
+    confidence: Floats
+    sets: list[tuple[int, ...]] | None
+    unsure: npt.NDArray[np.bool_] | None
 
 
 class Predictor:
@@ -29,6 +67,9 @@ class Predictor:
         classes: names of the columns that `predict` returns.
         multi_label: whether a row holds independent probabilities rather than a distribution.
         image_size: side of the images that the network sees; others are resized to it.
+        channels: 1 for grey, 3 for colours; others are converted.
+        calibration: what was fitted to predictions on images that were not trained on; None where there were none.
+        device: where the network computes.
     """
 
     def __init__(self, run: Run, device: str = "auto") -> None:
@@ -40,67 +81,223 @@ class Predictor:
             self.multi_label: bool = model["multi_label"]
             self.image_size: int = model["image_size"]
             self.channels: int = model["channels"]
-            self._frequencies = model["class_frequencies"]
-            self._flips: bool = model.get("flips", False)
+            self.digest: str | None = model.get("sha256")
+            self.frequencies: list[float] | None = model["class_frequencies"]
+            self.flips: bool = model.get("flips", False)
+            self.aspect: Aspect = model.get("aspect", "squash")
+            frozen: bool = model.get("frozen", False)
+            fitted = model.get("calibration")
+            self.calibration: Calibration | None = None if fitted is None else from_json(fitted, len(self.classes))
             encoder = build_encoder(model["backbone"], self.image_size, self.channels, dropout=0.0)
         except (LookupError, TypeError, ValueError) as error:
             raise RunError(
                 f"{self._file}: not a model of csda ({type(error).__name__}: {error}); restore it or train anew"
             ) from None
-        self._model = TwoStream(encoder, len(self.classes))
+        self.model = TwoStream(encoder, len(self.classes), rectified=not frozen)
         # The teacher is not part of a finished model, and predicting leaves it out.
-        expected = {k: value.shape for k, value in self._model.state_dict().items() if not k.startswith("teacher.")}
+        expected = {k: value.shape for k, value in self.model.state_dict().items() if not k.startswith("teacher.")}
         if {k: value.shape for k, value in weights.items()} != expected:
             raise RunError(f"{self._file}: not the weights of a {model['backbone']}; restore it or train anew")
-        self._model.load_state_dict(weights, strict=False)
-        self._model.to(choose_device(device)).eval()
+        self.model.load_state_dict(weights, strict=False)
+        self.device = choose_device(device)
+        # Pixels lie in memory as rows of colours, and convolutions are faster when activations do, too.
+        self.model.to(self.device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 
-    def predict(self, images: str | Path | Sequence[str | Path] | Pixels, batch_size: int = 256) -> Floats:
-        """Probabilities [N, n] for image files, or for uint8 images [N, H, W, C] of the model's own size.
+    def predict(
+        self,
+        images: One | Sequence[One],
+        batch_size: int = 256,
+        *,
+        tta: bool = False,
+        calibrated: bool = True,
+    ) -> Floats:
+        """Probabilities [N, n] of images: files, images of Pillow, arrays [H, W] or [H, W, C], tensors [C, H, W].
 
-        A single file gives one row.
+        One gives one row; a list, an array [N, H, W, C] or a tensor [N, C, H, W] gives a row for each. Pixels are of
+        8 or 16 bits, or numbers from 0 to 1. With `tta` a prediction is the mean over the image and its mirror images.
+        Probabilities are `calibrated` where the model knows how.
         """
-        if isinstance(images, str | Path):
-            images = [images]
-        if isinstance(images, np.ndarray):
-            expected = (self.image_size, self.image_size, self.channels)
-            if images.dtype != np.uint8 or images.shape[1:] != expected:
-                raise DataError(
-                    f"images are {images.dtype} {list(images.shape)}; give uint8 [N, {', '.join(map(str, expected))}]"
-                )
-            return self._predict(images, batch_size)
-        probs, problems = self.predict_files([Path(path) for path in images], batch_size)
-        for problem in problems.values():
-            raise problem
-        return probs
+        found = list(self._compute(self._batches(images, batch_size), tta, calibrated))
+        return np.concatenate(found) if found else np.empty((0, len(self.classes)), dtype=np.float32)
 
-    def predict_files(self, paths: Sequence[Path], batch_size: int = 256) -> tuple[Floats, dict[int, DataError]]:
-        """Probabilities [N, n] for files, NaN where one cannot be used, and what is wrong with it by its position."""
-        probs = np.full((len(paths), len(self.classes)), np.nan, dtype=np.float32)
-        problems: dict[int, DataError] = {}
-        for start in range(0, len(paths), batch_size):
-            pixels = {}
-            for position, path in enumerate(paths[start : start + batch_size], start=start):
-                try:
-                    pixels[position] = read_image(path, self.image_size, self.channels)
-                except DataError as error:
-                    problems[position] = error
-            if pixels:
-                probs[list(pixels)] = self._predict(np.stack(list(pixels.values())), batch_size)
-        return probs, problems
+    def stream(
+        self, paths: Iterable[Path], batch_size: int = 256, *, jobs: int | None = None, tta: bool = False
+    ) -> Iterator[Outcome]:
+        """What becomes of each file, in order, calibrated where the model knows how.
 
-    def _predict(self, pixels: Pixels, batch_size: int) -> Floats:
-        device = next(self._model.parameters()).device
-        pool = ImagePool(torch.from_numpy(pixels).to(device), Augmentation(), torch.Generator(device))
-        probs = predict_pool(self._model, pool, batch_size, multi_label=self.multi_label, flips=self._flips)
-        if self._frequencies is not None:
-            frequencies = np.array(self._frequencies)
+        So many `jobs`, threads, decode coming files while the network computes. No more than a few batches are in
+        memory at a time, however many files there are.
+        """
+        pending: deque[tuple[tuple[Path, ...], dict[int, DataError]]] = deque()
+
+        def pixels() -> Iterator[Pixels]:
+            for group, images, problems in self.decode(paths, batch_size, jobs or available_cores()):
+                pending.append((group, problems))
+                yield images
+
+        for probs in self._compute(pixels(), tta, calibrated=True):
+            group, problems = pending.popleft()
+            rows = iter(probs)
+            for position, path in enumerate(group):
+                problem = problems.get(position)
+                yield Outcome(path, next(rows) if problem is None else None, problem)
+
+    def choose_coverage(self, wanted: float | None = None) -> float | None:
+        """The coverage of sets: the wanted one, or 0.9, or None where the model has no limits for that."""
+        if self.calibration is not None and (wanted is not None or COVERAGE in self.calibration.coverages):
+            return self.calibration.level(COVERAGE if wanted is None else wanted).coverage
+        if wanted is not None:
+            raise RunError(f"{self._file}: not calibrated, so that no coverage can be promised; leave it out")
+        return None
+
+    def judge(self, probs: npt.NDArray[Any], coverage: float | None = None) -> Judgement:
+        """Labels, confidence, and the sets of classes that an image may have, of calibrated probabilities.
+
+        `unsure` is where the set holds more than the label. Confidence is the probability of the label, with several
+        labels that of the least certain one being as it is said. The set of an image that may have several labels
+        holds those that may be present.
+        """
+        fitted = self.calibration
+        decided = metrics.predict(probs, self.multi_label) if fitted is None else fitted.decide(probs)
+        if self.multi_label:
+            labels: list[int | tuple[int, ...]] = [tuple(np.flatnonzero(row).tolist()) for row in decided]
+            confidence = np.where(decided, probs, 1 - probs).min(axis=-1)
+        else:
+            labels, confidence = [int(label) for label in decided], probs.max(axis=-1)
+        coverage = self.choose_coverage(coverage)
+        if fitted is None or coverage is None:
+            return Judgement(labels, confidence, None, None)
+        sets = fitted.sets(probs, coverage)
+        possible = sets[..., 1] if self.multi_label else sets
+        return Judgement(
+            labels,
+            confidence,
+            [tuple(np.flatnonzero(row).tolist()) for row in possible],
+            fitted.unsure(probs, coverage),
+        )
+
+    def _batches(self, images: One | Sequence[One], batch_size: int) -> Iterator[Pixels]:
+        own = (self.image_size, self.image_size, self.channels)
+        if isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape[1:] == own:
+            for start in range(0, len(images), batch_size):
+                yield np.ascontiguousarray(images[start : start + batch_size])
+        else:
+            for group in in_groups(_separate(images), batch_size):
+                yield np.stack([self._pixels(image) for image in group])
+
+    def _pixels(self, image: One) -> Pixels:
+        if isinstance(image, str | Path):
+            return read_image(Path(image), self.image_size, self.channels, self.aspect)
+        if isinstance(image, Image.Image):
+            return fit_image(image, self.image_size, self.channels, self.aspect)
+        return fit_array(_channels_last(image), self.image_size, self.channels, self.aspect)
+
+    def decode(
+        self, paths: Iterable[Path], batch_size: int, jobs: int
+    ) -> Iterator[tuple[tuple[Path, ...], Pixels, dict[int, DataError]]]:
+        """Batches of files, the pixels of those that can be used, and what is wrong with the others by position."""
+
+        def read(group: tuple[Path, ...]) -> list[Pixels | DataError]:
+            return [self._read(path) for path in group]
+
+        def begin(group: tuple[Path, ...]) -> tuple[tuple[Path, ...], list[Future[list[Pixels | DataError]]]]:
+            return group, [pool.submit(read, part) for part in in_groups(group, DECODED)]
+
+        groups = in_groups(paths, batch_size)
+        with ThreadPoolExecutor(jobs) as pool:
+            waiting = deque(begin(group) for group in islice(groups, AHEAD))
+            try:
+                while waiting:
+                    group, parts = waiting.popleft()
+                    read_images = list(chain.from_iterable(part.result() for part in parts))
+                    waiting.extend(begin(following) for following in (next(groups, None),) if following is not None)
+                    problems = {i: each for i, each in enumerate(read_images) if isinstance(each, DataError)}
+                    images = [each for each in read_images if not isinstance(each, DataError)]
+                    shape = (0, self.image_size, self.image_size, self.channels)
+                    yield group, np.stack(images) if images else np.empty(shape, np.uint8), problems
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _read(self, path: Path) -> Pixels | DataError:
+        try:
+            return read_image(path, self.image_size, self.channels, self.aspect)
+        except DataError as error:
+            return error
+
+    def _compute(self, batches: Iterable[Pixels], tta: bool, calibrated: bool) -> Iterator[Floats]:
+        """Probabilities of each batch; on a GPU those of one are fetched while the next is computed."""
+        before: Tensor | None = None
+        for pixels in batches:
+            computed = self._launch(pixels, tta)
+            if before is not None:
+                yield self._finish(before, calibrated)
+            before = computed
+        if before is not None:
+            yield self._finish(before, calibrated)
+
+    @torch.inference_mode()
+    def _launch(self, pixels: Pixels, tta: bool) -> Tensor:
+        images = torch.from_numpy(pixels)
+        if self.device.type == "cuda":
+            images = images.pin_memory().to(self.device, non_blocking=True)
+        if not len(images):
+            return torch.empty((0, len(self.classes)))
+        return predict_images(self.model, plain(images), self.multi_label, self.flips or tta)
+
+    def _finish(self, computed: Tensor, calibrated: bool) -> Floats:
+        probs = computed.float().cpu().numpy()
+        if self.frequencies is not None:
+            frequencies = np.array(self.frequencies)
             probs = metrics.prior_corrected(probs, frequencies, multi_label=self.multi_label).astype(np.float32)
         if not np.isfinite(probs).all():
             raise RunError(f"{self._file}: gives predictions that are not finite; restore it or train anew")
+        if calibrated and self.calibration is not None:
+            probs = self.calibration.scale(probs).astype(np.float32)
         return probs
 
 
 def load(run_folder: str | Path, device: str = "auto") -> Predictor:
     """The model of a finished (or still running) run."""
     return Predictor(Run(run_folder), device)
+
+
+def in_groups(items: Iterable[Each], size: int) -> Iterator[tuple[Each, ...]]:
+    """The items, so many at a time; the last group may be smaller."""
+    source = iter(items)
+    return iter(lambda: tuple(islice(source, size)), ())
+
+
+def _separate(images: One | Sequence[One]) -> Iterable[One]:
+    """Images one by one, of whatever was given."""
+    if isinstance(images, str | Path | Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray | Tensor):
+        if images.ndim == 2 or (images.ndim == 3 and _one_image(images)):
+            return [images]
+        if images.ndim not in (3, 4):
+            raise DataError(f"images are of the shape {list(images.shape)}; give [N, H, W, C], or tensors [N, C, H, W]")
+    elif not isinstance(images, Sequence):
+        raise DataError(f"images are a {type(images).__name__}; give files, images of Pillow, arrays or tensors")
+    return images
+
+
+def _one_image(image: npt.NDArray[Any] | Tensor) -> bool:
+    """Whether three axes are one image with channels, rather than grey images."""
+    return image.shape[-1] in CHANNELS or (isinstance(image, Tensor) and image.shape[0] in CHANNELS)
+
+
+def _channels_last(image: npt.NDArray[Any] | Tensor) -> npt.NDArray[Any]:
+    """An array [H, W, C] of an array or a tensor, whose channels come first unless only the last axis can be them."""
+    if not isinstance(image, np.ndarray | Tensor):
+        raise DataError(f"an image is a {type(image).__name__}; give a file, an image of Pillow, an array or a tensor")
+    if isinstance(image, Tensor):
+        image = image.detach().cpu()
+        if image.dtype == torch.bfloat16:
+            image = image.float()
+        if image.ndim == 3 and image.shape[0] in CHANNELS:
+            image = image.permute(1, 2, 0)
+    values: npt.NDArray[Any] = np.asarray(image)
+    values = values[..., None] if values.ndim == 2 else values
+    if values.ndim != 3 or values.shape[2] not in CHANNELS:
+        raise DataError(f"an image is of the shape {list(values.shape)}; give [H, W], or [H, W, C] with C of 1, 3 or 4")
+    return values

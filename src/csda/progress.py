@@ -33,6 +33,12 @@ class Reporter:
     def pixels(self, done: int, total: int) -> None:
         """So many images are decoded."""
 
+    def features(self, done: int, total: int) -> None:
+        """Of so many images the features are computed."""
+
+    def images(self, done: int, total: int) -> None:
+        """So many images are predicted."""
+
     def begin(self, epochs: int, steps: int, done_epochs: int) -> None:
         """Training begins, or goes on after `done_epochs`."""
 
@@ -60,7 +66,7 @@ class LogReporter(Reporter):
 
 
 class BarReporter(Reporter):
-    """A bar for the pixels and one for the training, with the running AUC and MCA and the time left."""
+    """Bars for pixels, features and training, with the running AUC and MCA and the time left."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -93,6 +99,12 @@ class BarReporter(Reporter):
     def pixels(self, done: int, total: int) -> None:
         self.progress.update(self._task("pixels", total), completed=done)
 
+    def features(self, done: int, total: int) -> None:
+        self.progress.update(self._task("features", total), completed=done)
+
+    def images(self, done: int, total: int) -> None:
+        self.progress.update(self._task("images", total), completed=done, figures=f"{done:,} of {total:,}")
+
     def begin(self, epochs: int, steps: int, done_epochs: int) -> None:
         self._steps_shown = time.monotonic()
         self.progress.update(self._task("training", epochs * steps), completed=done_epochs * steps)
@@ -119,13 +131,19 @@ class EventWriter:
     """TensorBoard's event files of a run; a resumed run hides the epochs that it computes again."""
 
     def __init__(self, run_folder: Path, epochs_done: int) -> None:
+        self._folder = run_folder / "tensorboard"
+        self._open(epochs_done + 1)
+
+    def _open(self, epoch: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder = run_folder / "tensorboard"
         with explained(self._folder):
-            self._writer = SummaryWriter(str(self._folder), purge_step=epochs_done + 1)
+            self._writer = SummaryWriter(str(self._folder), purge_step=epoch)
 
     def write(self, row: Mapping[str, Any]) -> None:
+        # The thread that writes would fail on a folder that somebody removed, and print how.
+        if not self._folder.is_dir():
+            self._open(row["epoch"])
         with explained(self._folder):
             for name, value in row.items():
                 if isinstance(value, float) and math.isfinite(value):
@@ -133,6 +151,8 @@ class EventWriter:
             self._writer.flush()
 
     def close(self) -> None:
+        if not self._folder.is_dir():
+            return
         with explained(self._folder):
             self._writer.close()
 

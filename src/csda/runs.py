@@ -3,7 +3,8 @@
     config.toml  split.csv  truth.csv  manifest.json  environment.json   when the run begins, the environment last
     history/  metrics.jsonl                                              after every epoch
     model.safetensors  checkpoint.pt                                     from time to time, the checkpoint last
-    history.npz  predictions.csv  pseudo_labels.csv  thumbnails.npz      when it ends
+    history.npz  predictions.csv  pseudo_labels.csv                      when it ends
+    calibration.json  thumbnails.npz                                     likewise, where there are any
     manifest.json  result.json                                           after these, the result last
 
 Each file appears whole or not at all: it is written under a temporary name, synced and renamed. What lies beyond the
@@ -39,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 import csda
+from csda.calibration import Calibration, from_json
 from csda.config import RunConfig, differences, format_config, parse_config, read_config
 from csda.data.records import encode_labels
 from csda.data.splits import Begun, SplitRow, parse_label, read_rows, read_truth
@@ -61,6 +63,7 @@ _LAST = (
     "history.npz",
     "predictions.csv",
     "pseudo_labels.csv",
+    "calibration.json",
     "thumbnails.npz",
     "result.json",
 )
@@ -206,6 +209,22 @@ class Run:
         self._require_parts("pseudo_labels.csv", [(cells[0], "unlabeled") for cells in lines], "unlabeled")
         probs = self._probabilities("pseudo_labels.csv", [cells[3:] for cells in lines])
         return {cells[0]: row for cells, row in zip(lines, probs, strict=True)}
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """Temperature, thresholds and limits of sets; None in a run that has none, as those of older versions."""
+        if not self._path("calibration.json").is_file() and "calibration.json" not in self._manifest:
+            return None
+        content = self._json("calibration.json", {"levels": list})
+        with self._readable("calibration.json"):
+            return from_json(content, len(self.classes))
+
+    @cached_property
+    def predict(self) -> Callable[..., Any]:
+        """`csda.load(run).predict`: probabilities of images; the model is loaded once."""
+        # By the name that users call, since this module knows nothing of those above it.
+        predict: Callable[..., Any] = csda.load(self.folder).predict
+        return predict
 
     @cached_property
     def thumbnails(self) -> Thumbnails:
@@ -381,12 +400,15 @@ class Run:
         predictions: Iterable[Sequence[object]],
         pseudo_labels: Iterable[Sequence[object]],
         result: Mapping[str, Any],
+        calibration: Calibration | None = None,
         thumbnails: Mapping[str, Array] | None = None,
     ) -> None:
         """The files that a finished run has, with the arrays of all `epochs`; result.json says that it is one."""
         write_whole(self._path("history.npz"), _npz(_stacked(epochs)))
         write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
         write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
+        if calibration is not None:
+            write_whole(self._path("calibration.json"), json.dumps(calibration.as_json(), indent=1) + "\n")
         if thumbnails is not None:
             write_whole(self._path("thumbnails.npz"), _npz(thumbnails))
         self._write_with_manifest("result.json", _finite(result), (*_FIRST, *_LAST))
@@ -691,7 +713,14 @@ def _is_control(value: object) -> bool:
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     """JSON knows no NaN: a figure that is not defined becomes null."""
-    return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
+    return {
+        key: _finite(value)
+        if isinstance(value, Mapping)
+        else None
+        if isinstance(value, float) and not np.isfinite(value)
+        else value
+        for key, value in row.items()
+    }
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from csda import metrics
+from csda.calibration import Calibration
 from csda.config import RunConfig
-from csda.data.augment import Augmentation
+from csda.data.augment import Augmentation, FeatureViews
 from csda.data.loader import open_parts
 from csda.data.prepared import PreparedData
 from csda.data.sampling import bilateral_draws, shuffled_passes
 from csda.data.splits import label_text, list_split
+from csda.data.store import available_cores
 from csda.distributed import Ranks
 from csda.engine import (
     Engine,
@@ -37,12 +39,16 @@ from csda.engine import (
     streaming,
 )
 from csda.errors import DataError
-from csda.evaluate import Conclusions, Evaluator, Floats
+from csda.evaluate import Conclusions, Evaluator, Floats, score
+from csda.features import Features
 from csda.losses import ramp
 from csda.methods import METHODS, build_method
 from csda.methods.base import Recipe, StepOutput, Task
 from csda.models.backbones import build_encoder
+from csda.models.encoder import Encoder
+from csda.models.feature_encoder import Standardize, feature_encoder, fold
 from csda.models.two_stream import TwoStream
+from csda.probe import Balance, Probe, fit_probe
 from csda.progress import format_duration
 from csda.runs import Run, describe_environment
 from csda.thumbnails import illustrate
@@ -72,7 +78,8 @@ class Trainer:
     """One training: data on the device, model, method, optimiser.
 
     Of several `ranks` each has a trainer; all do the same, and the first one writes. The encoder begins with `weights`,
-    or where there are none with random ones.
+    or where there are none with random ones. With `features` of a frozen network these take the place of the pixels,
+    and the head begins as logistic regression on them.
     """
 
     def __init__(
@@ -81,36 +88,37 @@ class Trainer:
         data: PreparedData,
         ranks: Ranks | None = None,
         weights: Mapping[str, Tensor] | None = None,
+        features: Features | None = None,
     ) -> None:
-        self.config, self.data, self.ranks = config, data, ranks or Ranks()
+        self.config, self.data, self.ranks, self.features = config, data, ranks or Ranks(), features
         dataset, split = data.dataset, data.split
         if config.threads:
-            torch.set_num_threads(config.threads)
+            torch.set_num_threads(min(config.threads, available_cores()))
         self.device = choose_device(config.device, self.ranks.local_rank)
         if self.device.type == "cuda" and not self.ranks.alone:
             torch.cuda.set_device(self.device)
         self.generator = torch.Generator(self.device)
         self._open_engine()
-        augmentation = self.engine.views(
-            Augmentation(config.rotation, config.translation, config.flip, config.zoom, config.border, config.color)
-        )
-        self.parts = open_parts(
-            dataset, data.pixels, split, augmentation, self.generator, config.resident_share, streaming()
-        )
+        if features is None:
+            augmentation = self.engine.views(
+                Augmentation(config.rotation, config.translation, config.flip, config.zoom, config.border, config.color)
+            )
+            self.parts = open_parts(
+                dataset, data.pixels, split, augmentation, self.generator, config.resident_share, streaming()
+            )
+        else:
+            self.parts = open_parts(dataset, features.array, split, FeatureViews(), self.generator)
         self.evaluator = Evaluator(
             data,
             config.eval_batch_size,
             prior_correction=config.prior_correction == "labeled",
-            adjusted=config.adjust,
             flips=config.test_flips,
         )
         self._check_parts()
         channels, classes = data.pixels.shape[-1], len(dataset.classes)
         with _INITIAL_WEIGHTS:
             torch.default_generator.manual_seed(_seed(config.seed, 0))
-            encoder = build_encoder(config.backbone, config.image_size, channels, config.dropout)
-            if weights is not None:
-                encoder.load_state_dict(weights)
+            encoder = self._build_encoder(weights)
             self.task = Task(
                 classes,
                 dataset.multi_label,
@@ -122,24 +130,78 @@ class Trainer:
                 width=encoder.width,
                 stages=len(encoder),
                 streamed=self.parts.unlabeled.streamed,
+                frozen=config.frozen,
             )
             self.method = build_method(config.method, self.task, config.method_settings).to(self.device)
             self.method.recipe = Recipe(config.mixup_alpha, config.adjust)
-            model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains)
+            self.evaluator.balanced = self.method.balance != "none"
+            model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains, rectified=features is None)
         if not self.ranks.alone:
             model.share(self.ranks)
         # Pixels lie in memory as rows of colours, and convolutions are faster when activations do, too.
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.control: dict[str, dict[str, float]] = {}
+        self.penalty: Tensor | None = None
+        self.head_seconds = 0.0
+        if features is not None:
+            self._begin_head()
         self.averaged: TwoStream | None = deepcopy(self.model).requires_grad_(False) if config.average else None
         self._open_optimizer()
         self._best: dict[str, Tensor] = {}
         self._best_is_written = False
 
+    def _build_encoder(self, weights: Mapping[str, Tensor] | None) -> Encoder:
+        config = self.config
+        if self.features is not None:
+            return feature_encoder(*self._moments(), config.dropout)
+        encoder = build_encoder(config.backbone, config.image_size, self.data.pixels.shape[-1], config.dropout)
+        if weights is not None:
+            encoder.load_state_dict(weights)
+        return encoder
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation [W] of each feature over all images that are trained on, labeled or not."""
+        features = torch.cat([self.parts.labeled.pixels, self.parts.unlabeled.pixels])
+        variance, mean = torch.var_mean(features, dim=0, correction=0)
+        return mean.cpu(), variance.sqrt().cpu()
+
+    def _begin_head(self) -> None:
+        """The head becomes logistic regression on the labeled features, with class frequencies in it as the loss has
+        them; how strongly it was regularised goes on as a penalty of every step. What the linear probe itself is worth
+        on the test images is kept beside the result."""
+        layer, begun = self.model.head[-1], time.perf_counter()
+
+        def begin(balance: Balance) -> Tensor:
+            probe = self.ranks.from_first(lambda: self._fit_probe(balance))
+            for parameter, values in ((layer.weight, probe.weight), (layer.bias, probe.bias)):
+                parameter.data.copy_(torch.from_numpy(values))
+            return torch.from_numpy(probe.penalty).float().to(self.device)
+
+        begin("weights")
+        figures = score(self.evaluator.predict(self.model, self.parts.test), self.evaluator.test_labels, "test")
+        self.control["linear_probe"] = {name: figures[f"test_{name}"] for name in ("auc", "mca")}
+        self.penalty = begin(self.method.balance)
+        self.head_seconds = time.perf_counter() - begun
+
+    def _fit_probe(self, balance: Balance) -> Probe:
+        labeled, split = self.parts.labeled, self.data.split
+        standardize = self.model.student[0]
+        grouped = not split.by_image and any(record.group is not None for record in split.labeled)
+        return fit_probe(
+            standardize(labeled.pixels).cpu().numpy(),
+            self.data.encode(split.labeled),
+            self.task.num_classes,
+            [record.group for record in split.labeled] if grouped else None,
+            balance,
+            self.config.seed,
+        )
+
     def _open_engine(self) -> None:
         config = self.config
         self.engine = Engine(
             self.device,
-            config.precision,
+            # A head is next to no work, and what it is compared with is computed exactly.
+            "float32" if config.frozen else config.precision,
             generator=self.generator,
             capture=config.cuda_graph,
             kernels=config.kernels,
@@ -148,7 +210,15 @@ class Trainer:
 
     def _check_parts(self) -> None:
         name, labels = self.data.dataset.name, self.evaluator.val_labels
-        if np.isnan(metrics.auc(np.zeros((len(labels), len(self.data.dataset.classes))), labels)):
+        if not len(labels):
+            if self.config.choose == "best":
+                raise DataError(
+                    f"{name}: the split has no validation image to choose the best epoch by; name some, or give "
+                    "choose=last"
+                )
+        elif self.config.choose == "best" and np.isnan(
+            metrics.auc(np.zeros((len(labels), len(self.data.dataset.classes))), labels)
+        ):
             raise DataError(
                 f"{name}: the validation images are all of one class, so no AUC can tell the best epoch; "
                 "give a split that has others there, too"
@@ -205,6 +275,8 @@ class Trainer:
         Where the unlabeled part is streamed its pixels come with them. With `labels_only` there are none of it.
         """
         config, steps = self.config, self.config.steps_per_epoch
+        if not METHODS[config.method].steps:
+            return iter(())
         fraction = torch.arange(1, steps + 1) / steps if config.ramp == "step" else torch.ones(steps)
         progress = ramp(epoch - 1 + fraction, config.epochs)
         labeled = shuffled_passes(len(self.parts.labeled), config.batch_size, steps, self._order)
@@ -229,20 +301,28 @@ class Trainer:
         self, labeled: Tensor, unlabeled: Tensor, progress: Tensor, unlabeled_pixels: Tensor | None = None
     ) -> StepOutput:
         """The loss on labels alone, of the shape of all steps."""
-        return self.method.warm_up(self.model, self.parts.labeled.batch(labeled))
+        return self._penalized(self.method.warm_up(self.model, self.parts.labeled.batch(labeled)))
 
     def step(
         self, labeled: Tensor, unlabeled: Tensor, progress: Tensor, unlabeled_pixels: Tensor | None = None
     ) -> StepOutput:
         """The method's loss on the images at these positions."""
         parts = self.parts
-        return self.method.step(
+        output = self.method.step(
             self.model,
             parts.labeled.batch(labeled),
             parts.unlabeled.batch(unlabeled, unlabeled_pixels),
             parts.unlabeled,
             progress,
         )
+        return self._penalized(output)
+
+    def _penalized(self, output: StepOutput) -> StepOutput:
+        """The loss with the penalty of the head on frozen features: ½ λ ‖w‖² for each row w of it."""
+        if self.penalty is None:
+            return output
+        lengths = self.model.head[-1].weight.square().sum(dim=1)
+        return StepOutput(output.loss + 0.5 * (self.penalty * lengths).sum(), output.logs)
 
     def follow(self) -> None:
         """Move the average of the weights, where there is one, towards the weights of this step."""
@@ -276,10 +356,10 @@ class Trainer:
         self.model.load_state_dict(self._best, strict=False)
         unlabeled_probs = self.evaluator.predict(self.model, self.parts.unlabeled)
         arrays = history.arrays[history.best - 1]
-        conclusions = self.evaluator.conclude(history.rows, history.best, arrays, unlabeled_probs)
+        conclusions = self.evaluator.conclude(history.rows, history.best, arrays, unlabeled_probs, self.control)
         if not (self.config.thumbnails and self.ranks.first):
             return conclusions
-        thumbnails = illustrate(self.data, self.model, self.device, arrays["test_probs"], unlabeled_probs)
+        thumbnails = illustrate(self.data, self._image_model(), self.device, arrays["test_probs"], unlabeled_probs)
         return replace(conclusions, thumbnails=thumbnails)
 
     # The run folder
@@ -330,21 +410,52 @@ class Trainer:
         self._best = {name: value.clone() for name, value in _predicting_state(self.predicting).items()}
         self._best_is_written = False
 
-    def _write_best(self, run: Run) -> None:
+    def write_calibrated(self, run: Run, calibration: Calibration | None) -> None:
+        """The best model once more, with what was fitted to its predictions on validation, if there is any."""
+        self._write_best(run, None if calibration is None else {"calibration": calibration.as_json()})
+
+    def _write_best(self, run: Run, more: Mapping[str, Any] | None = None) -> None:
         model = {
             "classes": self.data.dataset.classes,
             "multi_label": self.task.multi_label,
             "image_size": self.config.image_size,
             "channels": self.task.channels,
             "backbone": self.config.backbone,
+            "aspect": self.config.aspect,
+            "frozen": self.config.frozen,
             "flips": self.config.test_flips,
             "class_frequencies": self.evaluator.frequencies.tolist() if self.evaluator.prior_correction else None,
+            **(more or {}),
         }
-        run.write_model(self._best, {"csda": json.dumps(model, ensure_ascii=False)})
+        run.write_model(self._whole_model(), {"csda": json.dumps(model, ensure_ascii=False)})
         self._best_is_written = True
+
+    def _whole_model(self) -> dict[str, Tensor]:
+        """What predicts from images: with a frozen network its body, and the head for its features as they are."""
+        if self.features is None:
+            return self._best
+        names = ("head.1.weight", "head.1.bias")
+        standardize = self.model.student[0]
+        assert isinstance(standardize, Standardize)
+        head = fold(standardize, *(self._best[name] for name in names))
+        body = {f"student.{name}": value for name, value in self.features.body.items()}
+        return body | dict(zip(names, head, strict=True))
+
+    def _image_model(self) -> TwoStream:
+        """What predicts from images, with the weights of the best epoch."""
+        if self.features is None:
+            trained: TwoStream = self.model
+            return trained
+        config = self.config
+        encoder = build_encoder(config.backbone, config.image_size, self.task.channels, dropout=0.0)
+        model = TwoStream(encoder, self.task.num_classes, rectified=False)
+        model.load_state_dict(self._whole_model(), strict=False)
+        model.to(self.device)
+        return model
 
     def _environment(self) -> dict[str, Any]:
         dataset = self.data.dataset
+        frozen = {} if self.features is None else {"weights_digest": self.features.digest}
         return describe_environment() | {
             "torch": torch.__version__,
             "device": str(self.device),
@@ -356,6 +467,7 @@ class Trainer:
             "classes": list(dataset.classes),
             "multi_label": dataset.multi_label,
             "remarks": list(self.data.remarks),
+            **frozen,
         }
 
     # What a person is told
@@ -366,11 +478,14 @@ class Trainer:
         idle = "On the CPU" if torch.cuda.is_available() else "No GPU"
         place = idle if self.device.type == "cpu" else name_device(self.device)
         epochs = f"{left} of {config.epochs} epochs left" if epochs_done else f"{left} epochs"
-        size = f"{config.steps_per_epoch} steps on {config.image_size}×{config.image_size} images"
+        images = "features" if config.frozen else f"{config.image_size}×{config.image_size} images"
+        size = f"{config.steps_per_epoch} steps on {images}"
         time_needed = f", about {format_duration(left * self._epoch_seconds())}" if self.device.type == "cpu" else ""
         kind = f"; augmented as {config.pictures} images, see --set pictures" if config.pictures else ""
         streamed = f"; streamed from the host: {', '.join(self.parts.streamed)}" if self.parts.streamed else ""
         work = f"{epochs} of {size}{time_needed}{kind}{streamed}"
+        if not METHODS[config.method].steps:
+            work = "logistic regression on features, computed at once"
         return f"{place}: preset {config.preset}, {work}; the run is in {run.folder}"
 
     def _epoch_seconds(self) -> float:
@@ -384,10 +499,10 @@ class Trainer:
             durations.append(_seconds(rehearsal._learn, *inputs))
             if self.ranks.from_first(lambda: sum(durations) > 0.5):
                 break
-        val = parts.val.first(self.config.eval_batch_size)
-        evaluated = (len(parts.val) + len(parts.test) + len(parts.unlabeled)) / len(val)
-        predicting = _seconds(self.evaluator.predict, rehearsal.model, val)
-        return self.config.steps_per_epoch * min(durations) + evaluated * predicting
+        test = parts.test.first(self.config.eval_batch_size)
+        evaluated = (len(parts.val) + len(parts.test) + len(parts.unlabeled)) / len(test)
+        predicting = _seconds(self.evaluator.predict, rehearsal.model, test)
+        return self.config.steps_per_epoch * min(durations, default=0.0) + evaluated * predicting
 
     def _learn(self, *inputs: Tensor) -> None:
         """A step without its update, which takes next to no time."""

@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from csda.config import PICTURES, RunConfig, resolve
+from csda.config import PICTURES, PRESETS, RunConfig, resolve
 from csda.data import recognise
 from csda.data.prepared import prepare_data
 from csda.data.splits import Budget
 from csda.distributed import Ranks, joined_ranks
 from csda.engine import choose_device, using
 from csda.errors import ConfigError, RunError
-from csda.methods import METHODS
+from csda.features import open_features
+from csda.methods import METHODS, Entry
 from csda.methods.base import StepOutput
 from csda.models.backbones import check_encoder
-from csda.models.weights import read_weights
+from csda.models.weights import PUBLISHED, find_weights, read_weights
 from csda.progress import EventWriter, Reporter, choose_reporter
 from csda.runs import Run, held, require_unused
 from csda.trainer import Trainer
@@ -71,11 +72,22 @@ def train(
             reporter.note(f"{run.folder}: this run has already finished")
             return run
         require_possible(config, ranks)
+        if lacks_weights(chosen) and (remark := _remark_on_weights(chosen, config)):
+            reporter.note(remark)
         weights = ranks.from_first(lambda: _first_weights(config, run))
         begun = run.beginning if run is not None else None
         prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth, begun=begun)
-        with using(choose_device(config.device, ranks.local_rank), config.precision, config.time_kernels):
-            trainer = Trainer(config, prepared, ranks, weights)
+        device = choose_device(config.device, ranks.local_rank)
+        with using(device, config.precision, config.time_kernels):
+            features = None
+            if config.frozen:
+                assert weights is not None
+                if config.threads:
+                    torch.set_num_threads(config.threads)
+                features = open_features(config, prepared, weights, device, reporter)
+                if run is not None:
+                    _require_same_weights(run, features.digest)
+            trainer = Trainer(config, prepared, ranks, weights, features)
             run = run or ranks.from_first(lambda: trainer.create_run(folder))
             return fit(trainer, run, reporter)
 
@@ -83,15 +95,18 @@ def train(
 def configure(chosen: Mapping[str, Any]) -> RunConfig:
     """The complete configuration of a run on this machine.
 
-    Without a choice the preset is `quick` where there is no GPU, the precision bf16 where there is one, and the drawn
-    set keeps 150 labels. Under the preset `strong` augmentation is that of the kind of picture, and a CPU gets a
-    shorter schedule on smaller images.
+    Without a choice the preset is `strong` where there is a GPU and `features` where there is none, the precision bf16
+    where there is a GPU, and the drawn set keeps 150 labels. Under the preset `strong` augmentation is that of the kind
+    of picture, and a CPU gets a shorter schedule on smaller images. Where the weights that these presets begin with are
+    not installed, and nobody asked for them, a GPU begins from random ones and a CPU takes the preset `quick`.
     """
     name = str(chosen.get("method", "csda"))
     if name not in METHODS:
         raise ConfigError(f"method = {name!r} is unknown; choose one of {', '.join(METHODS)}")
     entry = METHODS[name]
-    basis: dict[str, Any] = {"preset": "default" if torch.cuda.is_available() else "quick"}
+    if not entry.steps:  # as many as others have, in a grid of runs, mean nothing to it
+        chosen = {key: value for key, value in chosen.items() if key not in ("epochs", "steps_per_epoch")}
+    basis: dict[str, Any] = {"preset": _default_preset(chosen)}
     if (
         torch.cuda.is_available()
         and chosen.get("device") != "cpu"
@@ -101,13 +116,21 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
     if chosen.get("data", "synthetic") == "synthetic":
         basis["labels"] = "150"
     if chosen.get("preset", basis["preset"]) == "strong":
-        basis |= _strong_basis(chosen)
+        if not chosen.get("frozen", entry.defaults.get("frozen", False)):
+            basis |= _strong_basis(chosen)
+        if lacks_weights(chosen) and "pretrained" not in entry.defaults:
+            basis["pretrained"] = False
     config = resolve(basis | dict(chosen), entry.settings, entry.defaults)
-    if config.labels is not None:
+    for key, budget in (("labels", config.labels), ("val", config.val)):
         try:
-            Budget.parse(config.labels)
+            if budget is not None and (key, budget) != ("val", "0"):
+                Budget.parse(budget)
         except ConfigError as error:
-            raise ConfigError(f"labels = {config.labels!r}: {error}") from None
+            raise ConfigError(f"{key} = {budget!r}: {error}") from None
+    if config.val == "0" and config.choose == "best":
+        raise ConfigError("val = 0 leaves no image to choose the best epoch by; give choose=last, or another val")
+    if config.frozen:
+        _require_head(config, entry)
     if config.adjust and config.prior_correction != "none":
         raise ConfigError(
             "adjust = true already leaves the class frequencies out of predictions; leave prior_correction out"
@@ -125,6 +148,49 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
             f"to {name}; give fewer of the first, or more of the second"
         )
     return config
+
+
+def _default_preset(chosen: Mapping[str, Any]) -> str:
+    """That of people's own images on this machine; the drawn images have presets that were made for them."""
+    if chosen.get("data", "synthetic") == "synthetic":
+        return "default" if torch.cuda.is_available() else "quick"
+    if torch.cuda.is_available() and chosen.get("device") != "cpu":
+        return "strong"
+    on_features = METHODS[str(chosen.get("method", "csda"))].on_features
+    return "features" if on_features and not lacks_weights(chosen) else "quick"
+
+
+def lacks_weights(chosen: Mapping[str, Any]) -> bool:
+    """Whether the weights that the presets begin with are not installed, and nobody asked for these or for others."""
+    if chosen.keys() & {"backbone", "pretrained", "weights", "frozen"}:
+        return False
+    try:
+        find_weights(PRESETS["features"].run["backbone"])
+    except ConfigError:
+        return True
+    return False
+
+
+def _remark_on_weights(chosen: Mapping[str, Any], config: RunConfig) -> str | None:
+    """What a training does without the weights that its preset would begin with, and how to get them."""
+    if config.preset == "strong":
+        instead = "the network begins with random ones"
+    elif "preset" not in chosen and config.preset == "quick" and config.data != "synthetic":
+        instead = "this trains a small network, the preset quick"
+    else:
+        return None
+    backbone = PRESETS["features"].run["backbone"]
+    return f"Pretrained weights are not installed, so {instead}; better: {PUBLISHED[backbone].way}"
+
+
+def _require_head(config: RunConfig, entry: Entry) -> None:
+    """Refuse what a head on frozen features cannot do."""
+    if not config.pretrained and config.weights is None:
+        raise ConfigError("frozen = true needs a network that has learned; give pretrained=true, or weights=FILE")
+    if not entry.on_features:
+        raise ConfigError(f"method = {config.method!r} needs images, not their features; give frozen=false")
+    if config.test_flips:
+        raise ConfigError("test_flips mirrors images, and frozen = true has their features alone; leave one out")
 
 
 def _strong_basis(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,8 +248,8 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
                 method.end_epoch(model, parts.labeled, parts.unlabeled)
             figures, arrays = trainer.evaluate(guesses=not warming_up and uses_unlabeled)
         row = {"epoch": epoch, "lr": learning_rate, **trainer.figures.read(), **figures}
-        row["seconds"] = time.perf_counter() - started
-        if not np.isfinite([row["loss"], arrays["val_probs"].sum()]).all():
+        row["seconds"] = time.perf_counter() - started + (trainer.head_seconds if epoch == 1 else 0.0)
+        if not np.isfinite([row.get("loss", 0.0), arrays["test_probs"].sum()]).all():
             raise RunError(f"the loss is not finite in epoch {epoch}; give a lower lr than {config.lr}, another --out")
         if first:
             run.write_epoch(row, arrays, history.rows)
@@ -203,11 +269,13 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
         conclusions = trainer.conclude(history)
     if not first:
         return run
+    trainer.write_calibrated(run, conclusions.calibration)
     run.finish(
         history.arrays,
         conclusions.predictions,
         conclusions.pseudo_labels,
         conclusions.result,
+        conclusions.calibration,
         conclusions.thumbnails,
     )
     return Run(run.folder)
@@ -249,9 +317,17 @@ def _open_folder(
 
 def _first_weights(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
     """What the encoder begins with if it is not random; a run that goes on has all in its checkpoint."""
-    if run is not None and run.has_checkpoint:
+    if run is not None and run.has_checkpoint and not config.frozen:
         return None
     return read_weights(config.backbone, config.pretrained, config.weights)
+
+
+def _require_same_weights(run: Run, digest: str) -> None:
+    """A run goes on with the frozen network that it began with."""
+    if run.environment.get("weights_digest", digest) != digest:
+        raise RunError(
+            f"{run.folder}: begun with other weights of {run.settings.backbone}; restore them, or give another --out"
+        )
 
 
 def _hold_new_folder(config: RunConfig, stack: ExitStack) -> Path:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import random
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from csda.cli import main
+from commands import Command, is_one_sentence
 from csda.runs import Run
 from tiny import InterruptedReporter, arguments, train_tiny
-
-Command = Callable[..., tuple[int, str, str]]
 
 MUTATIONS: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
     "removed": lambda content, chance: None,
@@ -78,23 +75,6 @@ def interrupted(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.fixture
-def csda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line in this process: an exception that it does not explain is one here, too."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["csda", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as ending:
-            code = int(ending.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
-
-
 def _damaged(folder: Path, place: Path, names: tuple[str, ...]) -> Iterator[tuple[str, str, Path]]:
     """A copy of the folder for each file and mutation, with one file changed."""
     chance = random.Random(22)
@@ -112,11 +92,6 @@ def _damaged(folder: Path, place: Path, names: tuple[str, ...]) -> Iterator[tupl
             yield name, mutation, place
 
 
-def _is_one_sentence(answer: tuple[int, str, str]) -> bool:
-    code, printed, said = answer
-    return code == 2 and printed == "" and said.startswith("csda: ") and said.count("\n") == 1
-
-
 def _reading(folder: Path, image: Path) -> list[tuple[object, ...]]:
     return [("evaluate", folder), ("predict", folder, image)]
 
@@ -131,7 +106,7 @@ def test_a_damaged_file_of_a_finished_run_is_refused_or_changes_nothing(
     for name, mutation, folder in _damaged(whole, tmp_path / "run", FINAL):
         for words, answer in zip(_reading(folder, image), expected, strict=True):
             found = csda(*words)
-            if _is_one_sentence(found):
+            if is_one_sentence(found):
                 refused += 1
             else:
                 assert (found[0], found[1]) == (answer[0], answer[1]), (words[0], name, mutation)
@@ -149,7 +124,7 @@ def test_a_damaged_file_is_refused_by_report_or_leaves_the_page_as_it_is(
     for name, mutation, folder in _damaged(whole, tmp_path / "copy" / "whole", FINAL):
         if mutation in ("a bit flipped", "the last line removed"):
             found = csda("report", folder)
-            assert _is_one_sentence(found) or (folder / "report.html").read_bytes() == page, (name, mutation)
+            assert is_one_sentence(found) or (folder / "report.html").read_bytes() == page, (name, mutation)
 
 
 def test_a_damaged_file_of_an_older_run_ends_in_a_sentence_or_in_numbers(
@@ -163,7 +138,7 @@ def test_a_damaged_file_of_an_older_run_ends_in_a_sentence_or_in_numbers(
     for name, mutation, folder in _damaged(whole, tmp_path / "run", names):
         words = _reading(folder, image)[name == "model.safetensors"]
         found = csda(*words)
-        assert _is_one_sentence(found) or found[0] == 0, (words[0], name, mutation, found)
+        assert is_one_sentence(found) or found[0] == 0, (words[0], name, mutation, found)
         if name in ("predictions.csv", "pseudo_labels.csv") and "removed" in mutation:
             assert words[0] == "predict" or name == "pseudo_labels.csv" or found[0] == 2, (name, mutation)
 

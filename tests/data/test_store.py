@@ -19,7 +19,7 @@ from PIL import Image
 from csda.data import cache as cache_module
 from csda.data import decode, store, synthetic
 from csda.data.check import check
-from csda.data.decode import UnreadableError, read_image
+from csda.data.decode import Aspect, UnreadableError, read_image
 from csda.data.records import Dataset, Pixels, Record
 from csda.data.store import open_pixels
 from csda.errors import DataError
@@ -43,9 +43,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files that were decoded."""
     names: list[str] = []
 
-    def read(path: Path, size: int, channels: int) -> Pixels:
+    def read(path: Path, size: int, channels: int, aspect: Aspect) -> Pixels:
         names.append(path.name)
-        return read_image(path, size, channels)
+        return read_image(path, size, channels, aspect)
 
     monkeypatch.setattr(store, "read_image", read)
     return names
@@ -231,7 +231,7 @@ from csda.data import cache, store
 from csda.data.decode import UnreadableError, read_image
 from csda.data.records import Dataset, Record
 
-def slow(path, size, channels):
+def slow(path, size, channels, aspect):
     if stall_at and path.name >= stall_at:
         time.sleep(30)
     time.sleep(0.005)
@@ -354,7 +354,7 @@ def test_missing_pydicom_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
     """A row that failed for a reason outside of its file does not stay failed."""
     dataset = make_images(tmp_path / "images", 10)
 
-    def refuse(path: Path, size: int, channels: int) -> Pixels:
+    def refuse(path: Path, size: int, channels: int, aspect: Aspect) -> Pixels:
         raise UnreadableError(path, "needs pydicom")
 
     with monkeypatch.context() as patch:
@@ -546,7 +546,7 @@ folder = Path(sys.argv[1])
 records = tuple(Record(f"image-{n:06d}", folder / f"part-{n % 7}/image-{n:06d}.png", n % 5) for n in range(200_000))
 dataset = Dataset("large", tuple("abcde"), records, root=folder)
 rows = store._file_rows(dataset, 128, 3, folder / "cache", 1)
-made = cache.folder_of(folder / "cache", rows.settings, rows.keys, rows.shape)
+made = rows.folder(folder / "cache")
 made.mkdir(parents=True)
 cache._create(made, rows)
 (made / "done").write_bytes(b"\\1" * len(records))

@@ -13,11 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from csda.cli import app
 from csda.data.decode import read_image
-from csda.errors import ConfigError
+from csda.errors import ConfigError, DataError
 from csda.methods import METHODS
 from csda.models.alexnet import alexnet
-from csda.research.bench import bench_data, bench_scale, bench_step, keep
+from csda.research.bench import bench_data, bench_predict, bench_scale, bench_step, keep
 from csda.research.bench.noise import images_trained_on, make_data, open_trainer
+from csda.research.bench.recipe import RECIPES, bench_recipe, count_recipe
 from csda.research.bench.step import count_work
 from csda.research.bench.timing import figure, ratios, time_in_turn
 from csda.research.bench.torch_loader import _draw_files, _Images
@@ -206,3 +207,43 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     app(["bench", "scale", "--rounds", "1", *assignments, "--out", str(out)], standalone_mode=False)
     assert list(json.loads(out.read_text())["capacity_step_ms"]) == ["4", "64"]
     assert "capacity over reference: 64" in capsys.readouterr().out
+
+
+def test_predictions_are_timed_beside_network_and_decoding(tiny_images: Path, tmp_path: Path) -> None:
+    settings = {"preset": "quick", "image_size": 32}
+    for data in (tiny_images, None):
+        figures = bench_predict(settings, data=data, images=70, rounds=2)
+        assert figures["settings"]["images"] == 70
+        rates = figures["images_per_second"]
+        assert rates.keys() == {"bare", "decode", "predict", "arrays"}
+        assert all(rate["mean"] > 0 and rate["n"] == 2 for rate in rates.values())
+        assert 0 < figures["predict_of_bare"] < figures["predict_of_limit"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no images there"):
+        bench_predict(settings, data=tmp_path / "empty")
+
+
+def test_recipe_compares_each_training_with_plain_torch() -> None:
+    small = {"preset": "quick", "image_size": 32, "steps_per_epoch": 2, "threads": 1}
+    sizes = {name: (method, {"batch_size": 8} if method == "baseline" else {"batch_size": 8, "unlabeled_batch_size": 8})
+             for name, (method, _) in RECIPES.items()}  # fmt: skip
+    *_, figures = bench_recipe(small, rounds=1, recipes=sizes)
+    assert figures["left_out"] == []
+    for name, (method, _) in sizes.items():
+        found = figures[name]
+        assert found["method"] == method
+        assert is_figure(found["step_ms"])
+        assert is_figure(found["eager_step_ms"])
+        assert found["recipe_s"] == pytest.approx(2 * found["step_ms"]["mean"])
+        assert found["eager_over_ours"] == pytest.approx(found["eager_step_ms"]["mean"] / found["step_ms"]["mean"])
+    *_, none = bench_recipe(small, rounds=1, seconds=0, recipes=sizes)
+    assert none["left_out"] == list(sizes)
+
+
+def test_a_recipe_with_unlabeled_images_counts_student_teacher_and_averages() -> None:
+    alone = configure({"method": "baseline", "preset": "strong", "batch_size": 64, "pretrained": False})
+    both = configure({"method": "self-train", "preset": "strong", "unlabeled_batch_size": 64, "batch_size": 64})
+    one, two = count_recipe(alone), count_recipe(both)
+    # Twice the images through the student, and a forward pass, a third of the operations, by the teacher.
+    assert two.operations / one.operations == pytest.approx(2 + 1 / 3, rel=0.01)
+    assert two.bytes > 2 * one.bytes

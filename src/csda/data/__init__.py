@@ -73,12 +73,15 @@ def split_dataset(
     labels: str | int | None = None,
     by: Literal["image", "group"] | None = None,
     seed: int = 0,
+    val: str | int | None = None,
 ) -> Split:
     """Divides the set: as a split CSV says, where `split` is one, otherwise by its lists and by drawing."""
     files = split_files(split)
     if is_split_csv(files):
+        if val is not None:
+            raise ConfigError(f"val = {val}: {files[0]} says which images are for validation; leave val out")
         return read_split(files[0], dataset)
-    return make_split(dataset, labels, by=by, seed=seed)
+    return make_split(dataset, labels, by=by, seed=seed, val=val)
 
 
 def recognise(root: Path | None) -> str:

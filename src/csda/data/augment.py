@@ -93,6 +93,10 @@ class Augmentation:
         """A wide affine map, changes of brightness, contrast and saturation, and a cut-out."""
         return self.strong_view(images, uniform(images.size, 12, images.source.device, generator))
 
+    def plain(self, images: Selection) -> Tensor:
+        """The images as they are."""
+        return plain(images.pixels())
+
     @property
     def weak_reach(self) -> tuple[float, float]:
         """The most that a draw can mean: an angle, and a shift in half image widths."""
@@ -123,6 +127,19 @@ class Augmentation:
         if zoom > 1.0:
             mirror = mirror * torch.exp(draws[:, 5:6] * math.log(zoom))
         return _warp(plain(images.pixels()), angle, shift, mirror, self.border)
+
+
+class FeatureViews(Augmentation):
+    """The views of images of which there are features [N, W] alone: all are the features themselves."""
+
+    def weak(self, images: Selection, generator: torch.Generator) -> Tensor:
+        return images.pixels()
+
+    def strong(self, images: Selection, generator: torch.Generator) -> Tensor:
+        return images.pixels()
+
+    def plain(self, images: Selection) -> Tensor:
+        return images.pixels()
 
 
 def uniform(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:

@@ -1,8 +1,8 @@
-"""The cache on disk: rows of pixels that are made once and then mapped into memory.
+"""The cache on disk: rows of pixels, or of features, that are made once and then mapped into memory.
 
 One folder holds one list of rows. Every row has a key, and the folder is named by the digest of all keys in their
 order: when one changes, a new folder is made and the rows that stayed are copied from the old one. A row counts once
-it is marked as done, and it is marked after its pixels have reached the disk, so that a process may be killed at any
+it is marked as done, and it is marked after its values have reached the disk, so that a process may be killed at any
 time and the next one goes on where it was. Whoever holds the lock of a folder makes what is missing in it, others wait
 and then read. Rows that cannot be made are not marked, and the next who asks tries again.
 """
@@ -23,12 +23,12 @@ from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from csda.data.records import Pixels
 from csda.errors import DataError
 
 FOLDERS_KEPT = 3
@@ -39,27 +39,38 @@ SYNC_SECONDS = 0.5
 
 Progress = Callable[[int, int], None]
 Flags = npt.NDArray[np.bool_]
+Values = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is to be made: `make(positions)` gives the pixels of each row, or the reason why it has none."""
+    """What is to be made: `make(positions)` gives the values of each row, or the reason why it has none.
+
+    `settings` are those that all rows share, `place` is the folder of the cache for rows of this kind. Without
+    `workers` the rows are made by the thread that asks for them. `chunk` rows are made together: few, so that threads
+    share well and an interrupt is quick.
+    """
 
     owner: str
     settings: str
     keys: Sequence[bytes]
-    shape: tuple[int, int, int]
-    make: Callable[[Sequence[int]], Sequence[Pixels | str]]
+    shape: tuple[int, ...]
+    make: Callable[[Sequence[int]], Sequence[Values | str]]
     workers: int
+    place: str
+    dtype: npt.DTypeLike = np.uint8
+    chunk: int = 16
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def bytes(self) -> int:
-        return len(self.keys) * math.prod(self.shape)
+        return len(self.keys) * self.row_bytes
 
-    @property
-    def chunk(self) -> int:
-        """Rows that are made together: few, so that threads share well and an interrupt is quick."""
-        return min(16, max(1, len(self.keys) // 32))
+    def folder(self, cache: Path) -> Path:
+        return folder_of(cache, self.place, self.settings, self.keys)
 
 
 def digest(*parts: bytes) -> bytes:
@@ -70,8 +81,8 @@ def digest(*parts: bytes) -> bytes:
     return summary.digest()
 
 
-def folder_of(cache: Path, settings: str, keys: Sequence[bytes], shape: tuple[int, int, int]) -> Path:
-    return cache / "pixels" / f"{shape[0]}x{shape[2]}" / digest(settings.encode(), *keys).hex()
+def folder_of(cache: Path, place: str, settings: str, keys: Sequence[bytes]) -> Path:
+    return cache / place / digest(settings.encode(), *keys).hex()
 
 
 def rows_done(folder: Path, count: int) -> Flags:
@@ -83,12 +94,12 @@ def rows_done(folder: Path, count: int) -> Flags:
     return done if len(done) == count else np.zeros(count, bool)
 
 
-def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Pixels, dict[int, str], tuple[str, ...]]:
-    """Pixels [N, H, W, C], the reasons for rows that have none, and remarks.
+def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Values, dict[int, str], tuple[str, ...]]:
+    """Values [N, …], the reasons for rows that have none, and remarks.
 
     What is missing in the cache is made; where the disk does not take it, all rows are made in memory if they fit.
     """
-    folder = folder_of(cache, rows.settings, rows.keys, rows.shape)
+    folder = rows.folder(cache)
     if (array := _open_whole(folder, rows)) is not None:
         progress(len(array), len(array))
         return array, {}, ()
@@ -104,21 +115,22 @@ def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Pixels, di
     except OSError as error:
         if error.errno in (ENOSPC, EDQUOT):  # half a set is of no use on a disk that has no room for it
             shutil.rmtree(folder, ignore_errors=True)
-        problem = f"The pixel cache {cache} cannot be written ({error.strerror or error})"
+        kind = rows.place.partition("/")[0]
+        problem = f"The cache {cache} cannot be written ({error.strerror or error})"
         if rows.bytes > physical_memory() // 2:
             raise DataError(
-                f"{problem} and the {_size(rows.bytes)} of pixels do not fit into memory either: name a folder with "
+                f"{problem} and the {_size(rows.bytes)} of {kind} do not fit into memory either: name a folder with "
                 f"room in the environment variable CSDA_CACHE or choose a smaller image_size."
             ) from error
-        remark = f"{problem}: images are decoded anew on each start, unless CSDA_CACHE names a folder with room."
+        remark = f"{problem}: {kind} are made anew on each start, unless CSDA_CACHE names a folder with room."
         return *load_in_memory(rows, progress), (remark,)
 
 
-def load_in_memory(rows: Rows, progress: Progress) -> tuple[Pixels, dict[int, str]]:
-    """Pixels [N, H, W, C] and the reasons for rows that have none, without a cache."""
-    array: Pixels = np.zeros((len(rows.keys), *rows.shape), np.uint8)
+def load_in_memory(rows: Rows, progress: Progress) -> tuple[Values, dict[int, str]]:
+    """Values [N, …] and the reasons for rows that have none, without a cache."""
+    array: Values = np.zeros((len(rows.keys), *rows.shape), rows.dtype)
 
-    def write(images: Mapping[int, Pixels]) -> None:
+    def write(images: Mapping[int, Values]) -> None:
         for position, image in images.items():
             array[position] = image
 
@@ -155,14 +167,14 @@ class Disk:
         self._pixels.close()
         self._done.close()
 
-    def write(self, images: Mapping[int, Pixels]) -> None:
+    def write(self, images: Mapping[int, Values]) -> None:
         """Write rows in ascending order, from any thread; they count after the next `sync`."""
         positions = np.array([*images], np.int64)
         for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
             # One write for many rows: the workers wait for each other less often.
             pixels = np.stack([images[position] for position in run.tolist()])
             with self._writing:
-                _write_at(self._pixels, int(run[0]) * pixels[0].size, pixels.data.cast("B"))
+                _write_at(self._pixels, int(run[0]) * pixels[0].nbytes, pixels.data.cast("B"))
                 self._written += run.tolist()
 
     def sync(self) -> None:
@@ -181,7 +193,7 @@ class Disk:
 def fill(
     rows: Rows,
     done: Flags,
-    write: Callable[[Mapping[int, Pixels]], None],
+    write: Callable[[Mapping[int, Values]], None],
     progress: Progress,
     after_each: Callable[[], None] = lambda: None,
 ) -> dict[int, str]:
@@ -198,9 +210,17 @@ def fill(
         return {position: result for position, result in made.items() if isinstance(result, str)}
 
     progress(ready, total)
+    size = min(rows.chunk, max(1, len(rows.keys) // 32)) if rows.workers else rows.chunk
+    chunks = [missing[start : start + size] for start in range(0, len(missing), size)]
+    if not rows.workers:
+        for chunk in chunks:
+            failed |= make(chunk)
+            after_each()
+            ready += len(chunk)
+            progress(ready, total)
+        return failed
     pool = ThreadPoolExecutor(rows.workers)
     try:
-        chunks = [missing[start : start + rows.chunk] for start in range(0, len(missing), rows.chunk)]
         made = {pool.submit(make, chunk): len(chunk) for chunk in chunks}
         for future in as_completed(made):
             failed |= future.result()
@@ -218,13 +238,13 @@ def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def _map(folder: Path, rows: Rows) -> Pixels:
-    array: Pixels = np.memmap(folder / "pixels", np.uint8, "r", shape=(len(rows.keys), *rows.shape))
+def _map(folder: Path, rows: Rows) -> Values:
+    array: Values = np.memmap(folder / "pixels", rows.dtype, "r", shape=(len(rows.keys), *rows.shape))
     return array
 
 
-def _open_whole(folder: Path, rows: Rows) -> Pixels | None:
-    """The pixels where every row is done; also from a cache that may only be read."""
+def _open_whole(folder: Path, rows: Rows) -> Values | None:
+    """The values where every row is done; also from a cache that may only be read."""
     try:
         if not rows_done(folder, len(rows.keys)).all():
             return None
@@ -267,7 +287,7 @@ def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
     for other in _siblings(folder):
         try:
             keys, done = (other / "keys").read_bytes(), np.fromfile(other / "done", np.bool_)
-            array = np.memmap(other / "pixels", np.uint8, "r", shape=(len(done), *rows.shape))
+            array = np.memmap(other / "pixels", rows.dtype, "r", shape=(len(done), *rows.shape))
         except (OSError, ValueError):
             continue
         for row in np.flatnonzero(done).tolist():
@@ -279,7 +299,7 @@ def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
 
 
 def _siblings(folder: Path) -> list[Path]:
-    """The other folders of the same image size, the last used first."""
+    """The other folders of the same kind, the last used first."""
     used = {}
     for other in folder.parent.glob("[!.]*"):
         with suppress(OSError):  # another process may be removing it

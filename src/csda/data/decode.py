@@ -2,7 +2,8 @@
 
 What is decided here for everybody:
 
-- The aspect ratio is not kept: an image is squashed to size × size with an antialiasing filter, as in the paper.
+- An image becomes size × size by an antialiasing filter. It is squashed, as in the paper, unless it is to keep its
+  aspect ratio: then black is put on both sides of the shorter axis (`pad`), or the middle is cut out (`crop`).
 - Transparent pixels lie on black, the background of most medical images.
 - EXIF rotation is applied.
 - A file with several frames is refused rather than cut to its first; the exception is MPO, a photograph with a preview.
@@ -24,10 +25,11 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, EPERM
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from csda.data.records import Pixels
 from csda.data.regular import NotRegularError, open_regular
 from csda.errors import DataError
+
+Aspect = Literal["squash", "pad", "crop"]
+"""How an image becomes a square."""
 
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 10 * MAX_PIXELS
@@ -88,6 +93,24 @@ class _RefusedError(Exception):
     """The reason why a file is not used, without its path."""
 
 
+@cache
+def _silence_libtiff() -> None:
+    """Keep libtiff from writing to stderr, without the name of a file, what Pillow raises as an error anyway.
+
+    Nothing is lost where its library is not found among those that Pillow brings along, or that Linux says are loaded.
+    """
+    import ctypes
+
+    beside = Path(Image.__file__).parent
+    libraries = [*beside.parent.glob("pillow.libs/libtiff*"), *beside.glob(".dylibs/libtiff*")]
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        libraries += {Path(line.split(maxsplit=5)[5]) for line in lines if "/libtiff" in line}
+    for library in libraries:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(str(library)).TIFFSetErrorHandler(None)
+
+
 @contextmanager
 def unremarked() -> Iterator[None]:
     """Without the warnings of Pillow and pydicom on odd but readable files. For the whole process, not for a thread."""
@@ -110,15 +133,49 @@ def read_header(path: Path) -> Header:
         raise explain_failure(path, error) from error
 
 
-def read_image(path: Path, size: int, channels: int) -> Pixels:
+def read_image(path: Path, size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
     """The image as uint8 [size, size, channels]; an error is one of `explain_failure`."""
     try:
         with _opened(path) as file:
             image = _dicom_image(file) if _is_dicom(path, file) else _plain_image(file, size)
-        mode = "L" if channels == 1 else "RGB"
-        return _resize(image if image.mode == mode else image.convert(mode), size)
+        return _fit(image, size, channels, aspect)
     except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
         raise explain_failure(path, error) from error
+
+
+def fit_image(image: Image.Image, size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
+    """An image that Pillow has opened, as `read_image` would give it."""
+    try:
+        _header(image)
+        return _fit(_flatten(ImageOps.exif_transpose(image)), size, channels, aspect)
+    except Exception as error:  # a file that was opened and not read yet may be damaged
+        raise DataError(f"the image {_reason(error)}") from error
+
+
+def fit_array(values: npt.NDArray[Any], size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
+    """Values [H, W, C], of 8 or 16 bits, truth values, or numbers from 0 to 1, as `read_image` would give them."""
+    if not values.size or values.shape[0] * values.shape[1] > MAX_PIXELS:
+        raise DataError(f"an image is of the shape {list(values.shape)}; give [H, W, C] of up to {MAX_PIXELS:,} pixels")
+    if values.dtype.kind == "f":
+        if not ((values >= 0) & (values <= 1)).all():
+            raise DataError("an image of numbers has values outside of 0 to 1; scale it, or give uint8")
+        values = np.rint(values * 255).astype(np.uint8)
+    elif values.dtype == np.bool_:
+        values = values.astype(np.uint8) * np.uint8(255)
+    elif values.dtype == np.uint16:
+        values = _to_bytes(values)
+    elif values.dtype != np.uint8:
+        raise DataError(f"an image is of {values.dtype}; give uint8, uint16, or numbers from 0 to 1")
+    if values.shape == (size, size, channels):
+        return values
+    values = np.ascontiguousarray(values)
+    image = Image.fromarray(values[..., 0] if values.shape[2] == 1 else values)
+    return _fit(_flatten(image), size, channels, aspect)
+
+
+def _fit(image: Image.Image, size: int, channels: int, aspect: Aspect) -> Pixels:
+    mode = "L" if channels == 1 else "RGB"
+    return _to_square(image if image.mode == mode else image.convert(mode), size, aspect)
 
 
 def has_colour(path: Path, size: int) -> bool:
@@ -131,18 +188,35 @@ def is_grey(pixels: Pixels) -> bool:
     return int(np.ptp(pixels, axis=-1).max()) <= GREY_WITHIN
 
 
-def _resize(image: Image.Image, size: int) -> Pixels:
-    """Pixels [size, size, C] through the antialiasing triangle filter."""
-    if image.mode == "RGB" and max(image.size) < REDUCED * size:
+def _to_square(image: Image.Image, size: int, aspect: Aspect) -> Pixels:
+    """Pixels [size, size, C]."""
+    width, height = image.size
+    if aspect == "pad":
+        scale = size / max(width, height)
+        inner = _resize(image, max(1, round(width * scale)), max(1, round(height * scale)))
+        pixels = np.zeros((size, size, inner.shape[-1]), np.uint8)
+        top, left = (size - inner.shape[0]) // 2, (size - inner.shape[1]) // 2
+        pixels[top : top + inner.shape[0], left : left + inner.shape[1]] = inner
+        return pixels
+    if aspect == "crop" and width != height:
+        side = min(width, height)
+        left, top = (width - side) // 2, (height - side) // 2
+        image = image.crop((left, top, left + side, top + side))
+    return _resize(image, size, size)
+
+
+def _resize(image: Image.Image, width: int, height: int) -> Pixels:
+    """Pixels [height, width, C] through the antialiasing triangle filter."""
+    if image.mode == "RGB" and max(image.size) < REDUCED * max(width, height):
         import torch
         import torch.nn.functional as F
 
         # Pillow's filter to within one grey level, in a third of its time.
         pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
-        resized = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
+        resized = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
         return np.asarray(resized[0].permute(1, 2, 0))
-    image = image.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=REDUCED / 2)
-    return np.asarray(image).reshape(size, size, -1)
+    image = image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=REDUCED / 2)
+    return np.asarray(image).reshape(height, width, -1)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -216,13 +290,20 @@ def _plain_image(file: BinaryIO, size: int) -> Image.Image:
         _header(image)
         # A JPEG can be decoded at half its size or less; twice the wanted size leaves the filter enough to work on.
         image.draft(None, (2 * size, 2 * size))
+        if image.format == "TIFF":
+            _silence_libtiff()
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
-        if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-            return Image.fromarray(_to_bytes(np.asarray(image)))
-        if image.has_transparency_data:
-            return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
-        return image
+        return _flatten(image)
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """Eight bits a channel, and transparent pixels on black."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return Image.fromarray(_to_bytes(np.asarray(image)))
+    if image.has_transparency_data:
+        return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
+    return image
 
 
 def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

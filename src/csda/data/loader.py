@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from csda.data.augment import Augmentation, Selection, StandIn, plain
-from csda.data.cache import physical_memory
+from csda.data.augment import Augmentation, Selection, StandIn
+from csda.data.cache import Values, physical_memory
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.errors import DataError
 
@@ -27,7 +27,7 @@ LOADED_ROWS = 256
 class ImagePool:
     """The images of one part: uint8 pixels [N, H, W, C] on the device and no label.
 
-    `pool(indices, view)` augments afresh.
+    `pool(indices, view)` augments afresh. In the place of pixels there may be features [N, W], with `FeatureViews`.
     """
 
     streamed = False
@@ -116,7 +116,7 @@ class Batch:
             return self._augmentation.weak(self.images, self._generator)
         if view == "strong":
             return self._augmentation.strong(self.images, self._generator)
-        return plain(self.pixels)
+        return self._augmentation.plain(self.images)
 
     def weak(self) -> Tensor:
         return self.view("weak")
@@ -180,19 +180,19 @@ class OpenPool(Protocol):
 
 def open_parts(
     dataset: Dataset,
-    pixels: Pixels,
+    pixels: Values,
     split: Split,
     augmentation: Augmentation,
     generator: torch.Generator,
     resident_share: float = 1.0,
     open_streamed: OpenPool | None = None,
 ) -> Parts:
-    """Divide the pixels [N, H, W, C] of the set's records into parts, on the device of the generator.
+    """Divide the pixels [N, H, W, C] of the set's records, or features [N, W], into parts, on the generator's device.
 
     They move to the device, part by part, while they fill no more than a share of its free memory. What does not fit
     is streamed by `open_streamed`. The labeled part always moves.
     """
-    for name, records in (("labeled", split.labeled), ("validation", split.val), ("test", split.test)):
+    for name, records in (("labeled", split.labeled), ("test", split.test)):
         if not records:
             raise DataError(f"{dataset.name}: the {name} part is empty; label more images or give a split with --split")
     device = generator.device
@@ -228,9 +228,10 @@ def open_parts(
     )
 
 
-def _load(pixels: Pixels, rows: Positions, device: torch.device) -> Tensor:
+def _load(pixels: Values, rows: Positions, device: torch.device) -> Tensor:
     """Rows of an array that may be mapped from a file, on the device, without a copy of all of them on the host."""
-    images = torch.empty((len(rows), *pixels.shape[1:]), dtype=torch.uint8, device=device)
+    dtype = torch.float32 if pixels.dtype == np.float32 else torch.uint8
+    images = torch.empty((len(rows), *pixels.shape[1:]), dtype=dtype, device=device)
     for start in range(0, len(rows), LOADED_ROWS):
         part = slice(start, start + LOADED_ROWS)
         images[part].copy_(torch.from_numpy(pixels[rows[part]]))

@@ -20,13 +20,17 @@ from csda.progress import Reporter
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """A data set, its pixels [N, H, W, C] in the order of its records, a split of it, and its `content_digest`."""
+    """A data set, its pixels [N, H, W, C] in the order of its records, a split of it, and its `content_digest`.
+
+    `keys` are what the rows of the pixels are known by.
+    """
 
     dataset: Dataset
     pixels: Pixels
     split: Split
     remarks: tuple[str, ...]
     digest: str
+    keys: Sequence[bytes] = ()
 
     def encode(self, records: Sequence[Record]) -> npt.NDArray[np.int64]:
         return encode_labels([record.label for record in records], len(self.dataset.classes), self.dataset.multi_label)
@@ -53,7 +57,13 @@ def prepare_data(
             f"{config.data}: images, labels or groups are not those that the run began with; restore them, or begin "
             f"anew with another --out"
         )
-    store = open_pixels(dataset, config.image_size, max_unreadable=config.max_unreadable, progress=reporter.pixels)
+    store = open_pixels(
+        dataset,
+        config.image_size,
+        aspect=config.aspect,
+        max_unreadable=config.max_unreadable,
+        progress=reporter.pixels,
+    )
     if begun is not None:
         _require_all(begun, store.unreadable)
     split = leave_out(split, store.unreadable, dataset)
@@ -61,7 +71,7 @@ def prepare_data(
     remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks)
     for remark in remarks:
         reporter.note(remark)
-    return PreparedData(dataset, store.array, split, remarks, digest)
+    return PreparedData(dataset, store.array, split, remarks, digest, store.keys)
 
 
 def load_configured(config: RunConfig) -> Dataset:
@@ -83,7 +93,9 @@ def load_configured(config: RunConfig) -> Dataset:
 def split_configured(dataset: Dataset, config: RunConfig) -> Split:
     """The set divided as a configuration says."""
     seed = config.seed if config.split_seed is None else config.split_seed
-    return split_dataset(dataset, split=config.split, labels=config.labels, by=config.split_by, seed=seed)
+    return split_dataset(
+        dataset, split=config.split, labels=config.labels, by=config.split_by, seed=seed, val=config.val
+    )
 
 
 def _require_all(begun: Begun, unreadable: Sequence[tuple[Record, str]]) -> None:

@@ -100,7 +100,8 @@ def make_split(
 
     With `by="group"` no group is in two of training, validation and test, and those that stay labeled are whole groups
     as far as the budget allows. That is what happens without `by`, too, where groups are known and no part that the
-    source gives cuts through one. The same seed gives the same split; test and validation do not depend on `labels`.
+    source gives cuts through one. With a `val` of 0 nothing is held out for validation. The same seed gives the same
+    split; test and validation do not depend on `labels`.
     """
     if by is None and _keeps_groups(dataset.records):
         try:
@@ -121,7 +122,11 @@ def make_split(
         "test": dataset.held_out[0] if test is None else test,
         "val": dataset.held_out[1] if val is None else val,
     }
-    missing = [part for part in held_out if not positions[part]]
+    if val is not None and positions["val"]:
+        raise DataError(
+            f"val = {val}: the source has a validation part of its own, {len(positions['val'])} images; leave val out"
+        )
+    missing = [part for part in held_out if not positions[part] and str(held_out[part]) != "0"]
     if missing and by == "image" and not dataset.multi_label:
         _require_enough(dataset, pool, len(missing) + 1)
     for keep, part in zip(range(len(missing), 0, -1), missing, strict=True):
@@ -130,7 +135,7 @@ def make_split(
         taken = set(_draw(units, targets, total, keep=keep, rng=rng))
         positions[part] = sorted(taken)
         pool[:] = [position for position in pool if position not in taken]
-        if len(missing) < len(held_out):
+        if any(positions[other] for other in held_out if other not in missing):
             remarks.append(
                 f"the source has no {TITLES[part]} part: {len(taken)} of its training images were drawn for it"
             )
@@ -514,6 +519,8 @@ def leave_out(split: Split, unreadable: Sequence[tuple[Record, str]], dataset: D
     staying = Split(labeled, unlabeled, val, test, truth, by_image=split.by_image)
     before = _examine(split, dataset)
     try:
+        if split.val and not val:
+            raise DataError("the split has no validation image; mend some, or name others in it")
         after = _examine(staying, dataset)
     except DataError as error:
         record, reason = unreadable[0]
@@ -531,6 +538,9 @@ def _examine(split: Split, dataset: Dataset) -> list[str]:
         if part == "unlabeled":
             continue
         if not members:
+            if part == "val":
+                remarks.append("the validation part is empty: no epoch can be chosen by it, and nothing is said of it")
+                continue
             raise DataError(f"the split has no {TITLES[part]} image; name some in it or give more labeled images")
         absent = sorted(set(range(len(dataset.classes))) - {index for record in members for index in _strata(record)})
         names = ", ".join(dataset.classes[index] for index in absent)

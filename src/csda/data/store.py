@@ -11,7 +11,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from csda.data.cache import Progress, Rows, digest, folder_of, load_cached, load_in_memory, rows_done
-from csda.data.decode import UnreadableError, has_colour, read_image, unremarked
+from csda.data.decode import Aspect, UnreadableError, has_colour, read_image, unremarked
 from csda.data.records import Dataset, Pixels, Record
 from csda.errors import DataError
 from csda.folders import default_cache
@@ -41,6 +41,8 @@ class PixelStore:
 
     array: Pixels
     unreadable: list[tuple[Record, str]]
+    keys: Sequence[bytes]
+    """What each row is known by: another file, size or way of decoding has another key."""
     remarks: tuple[str, ...] = ()
 
 
@@ -49,6 +51,7 @@ def open_pixels(
     size: int,
     *,
     channels: int | None = None,
+    aspect: Aspect = "squash",
     cache: Path | None = None,
     workers: int | None = None,
     max_unreadable: float = 0.01,
@@ -57,8 +60,8 @@ def open_pixels(
     """The images of the set as uint8 [N, size, size, channels], decoded where the cache does not have them yet.
 
     `channels` of None means three where an image that can be decoded has colour, otherwise one; drawn sets have as
-    many as they are drawn with. `progress(done, total)` is called as rows get ready. When more than a share of
-    `max_unreadable` cannot be read, the set is refused.
+    many as they are drawn with, and are square whatever `aspect` says. `progress(done, total)` is called as rows get
+    ready. When more than a share of `max_unreadable` cannot be read, the set is refused.
     """
     if not dataset.records:
         raise DataError(f"{dataset.root or dataset.name} has no images.")
@@ -69,7 +72,7 @@ def open_pixels(
     remarks: tuple[str, ...] = ()
     with _OPENING, unremarked():
         if dataset.draw is None:
-            rows = _file_rows(dataset, size, channels, cache, workers)
+            rows = _file_rows(dataset, size, channels, cache, workers, aspect)
         else:
             rows = _drawn_rows(dataset, size, workers)
         if dataset.draw is not None and rows.bytes <= DRAWN_IN_MEMORY:
@@ -80,33 +83,46 @@ def open_pixels(
     if unreadable:
         refuse_unreadable(dataset, unreadable, max_unreadable)
         remarks = (*remarks, f"{len(unreadable)} of {len(array)} images cannot be read and are skipped")
-    return PixelStore(array, unreadable, remarks)
+    shared = f"{rows.place} {rows.settings}".encode()
+    # A row that is black since its file cannot be read now may be another one day.
+    keys = [digest(b"black" if row in failed else shared, key) for row, key in enumerate(rows.keys)]
+    return PixelStore(array, unreadable, keys, remarks)
 
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _file_rows(dataset: Dataset, size: int, channels: int | None, cache: Path, workers: int) -> Rows:
+def _file_rows(
+    dataset: Dataset, size: int, channels: int | None, cache: Path, workers: int, aspect: Aspect = "squash"
+) -> Rows:
     paths = [record.path for record in dataset.records]
     keys, settings = file_keys(dataset), settings_of(channels)
+    if aspect != "squash":
+        settings += f", {aspect}"
+        keys = [digest(aspect.encode(), key) for key in keys]
     if channels is None:
         # A folder of colours was made because some image has colour. One of grey says so of the rows that it holds.
-        grey, colour = (folder_of(cache, settings, keys, (size, size, count)) for count in (1, 3))
+        grey, colour = (folder_of(cache, _place(size, count), settings, keys) for count in (1, 3))
         unknown = [path for path, done in zip(paths, rows_done(grey, len(paths)).tolist(), strict=True) if not done]
         channels = 3 if colour.is_dir() or _any_colour(unknown, size, workers) else 1
 
     def make(positions: Sequence[int]) -> list[Pixels | str]:
-        return [_read(paths[position], size, channels) for position in positions]
+        return [_read(paths[position], size, channels, aspect) for position in positions]
 
-    return Rows(f"{dataset.name} {dataset.root}", settings, keys, (size, size, channels), make, workers)
+    owner, shape = f"{dataset.name} {dataset.root}", (size, size, channels)
+    return Rows(owner, settings, keys, shape, make, workers, _place(size, channels))
 
 
-def _read(path: Path | None, size: int, channels: int) -> Pixels | str:
+def _place(size: int, channels: int) -> str:
+    return f"pixels/{size}x{channels}"
+
+
+def _read(path: Path | None, size: int, channels: int, aspect: Aspect) -> Pixels | str:
     if path is None:
         return "has no file"
     try:
-        return read_image(path, size, channels)
+        return read_image(path, size, channels, aspect)
     except UnreadableError as error:
         return error.reason
 
@@ -156,7 +172,8 @@ def _drawn_rows(dataset: Dataset, size: int, workers: int) -> Rows:
     drawn_with = digest(dataset.name.encode(), sample.tobytes())
     keys = [digest(drawn_with, f"{record.id} {record.label}".encode()) for record in dataset.records]
     shape = (size, size, sample.shape[-1])
-    return Rows(dataset.name, "drawn", keys, shape, lambda rows: list(draw(rows, size)) if rows else [], workers)
+    place = _place(size, shape[-1])
+    return Rows(dataset.name, "drawn", keys, shape, lambda rows: list(draw(rows, size)) if rows else [], workers, place)
 
 
 def _draw_once(rows: Rows, progress: Progress) -> Pixels:

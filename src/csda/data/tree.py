@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -49,9 +50,21 @@ def scan_images(root: Path) -> ImageTree:
     """Lists the images below `root` by their suffix; files without one count where they are DICOM."""
     images: list[str] = []
     others: list[str] = []
+    for path, is_image in _walk(root):
+        (images if is_image else others).append(path)
+    return ImageTree(root, tuple(sorted(images)), tuple(others))
+
+
+def walk_images(root: Path) -> Iterator[str]:
+    """The same images one by one, folder by folder, with the names of one folder at a time in memory."""
+    return (path for path, is_image in _walk(root) if is_image)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, bool]]:
+    """All files below `root` by their relative path, and whether each is an image."""
     real_root = os.path.realpath(root)
 
-    def visit(folder: Path, prefix: str, above: frozenset[str]) -> None:
+    def visit(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[tuple[str, bool]]:
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
@@ -69,16 +82,13 @@ def scan_images(root: Path) -> ImageTree:
             if _is_folder(entry):
                 real = os.path.realpath(entry.path)
                 if real not in above:
-                    visit(Path(entry.path), f"{path}/", above | {real})
-            elif _is_image(entry):
-                images.append(path)
+                    yield from visit(Path(entry.path), f"{path}/", above | {real})
             else:
-                others.append(path)
+                yield path, _is_image(entry)
 
     if not root.is_dir():
         raise DataError(f"{root}: {'is no folder' if root.exists() else 'there is no such folder'}")
-    visit(root, "", frozenset({real_root}))
-    return ImageTree(root, tuple(sorted(images)), tuple(others))
+    yield from visit(root, "", frozenset({real_root}))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -122,7 +122,8 @@ def average_weights(model: TwoStream, momentum: float) -> None:
     for ours, theirs in zip(teachers, students, strict=True):
         ours.follow(theirs, 1.0 - momentum)
         del pairs[ours.weight]
-    torch._foreach_lerp_(tuple(pairs), tuple(pairs.values()), 1.0 - momentum)
+    if pairs:
+        torch._foreach_lerp_(tuple(pairs), tuple(pairs.values()), 1.0 - momentum)
 
 
 @contextmanager

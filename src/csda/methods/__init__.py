@@ -13,6 +13,7 @@ from csda.methods.baseline import Baseline
 from csda.methods.bis import BiS, BiSSettings
 from csda.methods.fixmatch import FixMatch, FixMatchSettings
 from csda.methods.glm import GLM, GLMSettings
+from csda.methods.linear_probe import LinearProbe, LinearProbeSettings
 from csda.methods.lsse import LSSE, LSSESettings
 from csda.methods.mixing import MixingSettings
 from csda.methods.mixup import Mixup
@@ -34,6 +35,10 @@ class Entry:
     """Trains with the labels of the unlabeled part: an upper bound, not a method."""
     multi_label: bool = True
     """Whether it can learn from images with several labels each."""
+    on_features: bool = True
+    """Whether it can learn from features in the place of images."""
+    steps: bool = True
+    """Whether it learns step by step; otherwise the head on frozen features, computed at once, is all."""
 
 
 _PLAIN = {"align": "none", "queue": "none", "teacher": "none"}
@@ -43,6 +48,23 @@ METHODS: dict[str, Entry] = {
     "baseline": Entry(Baseline, Settings, "the labels alone", "–", uses_unlabeled=False),
     "upper-bound": Entry(Baseline, Settings, "all labels, for comparison", "–", uses_unlabeled=False, uses_truth=True),
     "mixup": Entry(Mixup, MixingSettings, "the labels alone, mixed", "Verma et al. 2019", uses_unlabeled=False),
+    "linear-probe": Entry(
+        LinearProbe,
+        LinearProbeSettings,
+        "logistic regression on frozen features",
+        "–",
+        {
+            "backbone": "efficientnet_lite0",
+            "pretrained": True,
+            "frozen": True,
+            "choose": "last",
+            "epochs": 1,
+            "warm_up_epochs": 1,
+            "steps_per_epoch": 1,
+        },
+        uses_unlabeled=False,
+        steps=False,
+    ),
     "self-train": Entry(
         SelfTraining,
         SelfTrainingSettings,
@@ -61,14 +83,14 @@ METHODS: dict[str, Entry] = {
     "glm": Entry(
         GLM,
         GLMSettings,
-        "samples mixed at input or hidden layers",
+        "samples mixed, at hidden layers too",
         "Gyawali et al. 2020",
         {**_PLAIN, "soft": True, "weight": 10.0, "weight_ramp": True, "labeled_from": "teacher"},
     ),
     "nm": Entry(
         NeighborMatching,
         NeighborMatchingSettings,
-        "labels from neighbours in feature space",
+        "labels from feature neighbours",
         "Wang et al. 2021",
         {
             "align": "none",
@@ -94,6 +116,7 @@ METHODS: dict[str, Entry] = {
         "an ensemble over a random latent space",
         "Gyawali et al. 2019",
         {"lr": 1e-4, "weight": 30.0},
+        on_features=False,
     ),
     "da": Entry(
         SelfTraining,

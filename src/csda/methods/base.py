@@ -17,6 +17,7 @@ from csda import losses
 from csda.data.loader import Batch, ImagePool, LabeledBatch, LabeledSet
 from csda.methods.mixing import draw_shares, mix
 from csda.models.two_stream import TwoStream, probabilities
+from csda.probe import Balance
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Task:
     """Stages of the encoder, between which a method can work."""
     streamed: bool = False
     """Whether unlabeled images stay on the host, so that a step sees none but those of its batch."""
+    frozen: bool = False
+    """Whether images are features of a frozen network, between which and the head there are no layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,12 @@ class Method(nn.Module):
         self.task = task
         frequencies = torch.tensor(task.class_counts) / max(task.num_labeled, 1)
         self.register_buffer("labeled_offset", self.offset(frequencies), persistent=False)
+
+    @property
+    def balance(self) -> Balance:
+        """How predictions leave class frequencies out: the head that a training on frozen features begins with has them
+        out, or in, as the loss has."""
+        return "prior" if self.recipe.adjust else "none"
 
     def warm_up(self, model: TwoStream, labeled: LabeledBatch) -> StepOutput:
         """A step of the labels-only epoch: L_s of Eq. (18)."""

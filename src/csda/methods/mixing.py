@@ -49,7 +49,7 @@ class Mixing:
 
     def __init__(self, settings: MixingSettings, task: Task) -> None:
         self.alpha, self.layers = settings.alpha, settings.layers
-        if max(self.layers) > task.stages:
+        if max(self.layers) > task.stages and not task.frozen:
             stages = f"{task.stages} stages" if task.stages > 1 else "no stages to mix between"
             raise ConfigError(
                 f"layers = {self.layers}: this backbone has {stages}; give layers=[0] to mix images, "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from csda.errors import ConfigError
+from csda.errors import ConfigError, is_out_of_memory
 from csda.models.adapters import LIBRARIES, adapt, is_adapted
 from csda.models.alexnet import alexnet
 from csda.models.dropout import Dropout
@@ -77,6 +77,8 @@ def check_encoder(name: str, image_size: int, channels: int, dropout: float) -> 
         with torch.no_grad():
             features = encoder.to_empty(device="cpu")(torch.zeros(1, channels, image_size, image_size))
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         reason = str(error).splitlines()[0]
         raise ConfigError(f"image_size = {image_size} does not fit backbone {name}: {reason}") from None
     if features.shape != (1, encoder.width):

@@ -25,14 +25,17 @@ class TwoStream(nn.Module):
 
     Gradients reach the student and the head. The teacher is a copy that follows the student by moving average; it
     predicts in evaluation mode, its BatchNorm statistics averaged like its weights, unless `teacher_trains` asks for
-    batch statistics and dropout, as the Neighbor Matching code has it.
+    batch statistics and dropout, as the Neighbor Matching code has it. The head of a frozen network sees features as
+    they are, not `rectified`.
     """
 
-    def __init__(self, encoder: Encoder, num_outputs: int, *, teacher_trains: bool = False) -> None:
+    def __init__(
+        self, encoder: Encoder, num_outputs: int, *, teacher_trains: bool = False, rectified: bool = True
+    ) -> None:
         super().__init__()
         self.student = encoder
         self.teacher = deepcopy(encoder).requires_grad_(False)
-        self.head = nn.Sequential(nn.ReLU(), nn.Linear(encoder.width, num_outputs))
+        self.head = nn.Sequential(nn.ReLU() if rectified else nn.Identity(), nn.Linear(encoder.width, num_outputs))
         self.num_outputs = num_outputs
         self.teacher_trains = teacher_trains
         self.ranks = Ranks()
@@ -83,13 +86,15 @@ class TwoStream(nn.Module):
     @torch.no_grad()
     def average_weights(self, momentum: float) -> None:
         """The weights' part of `update_teacher`."""
-        torch._foreach_lerp_(tuple(self.teacher.parameters()), tuple(self.student.parameters()), 1.0 - momentum)
+        if weights := tuple(self.teacher.parameters()):
+            torch._foreach_lerp_(weights, tuple(self.student.parameters()), 1.0 - momentum)
 
     @torch.no_grad()
     def follow(self, other: TwoStream, momentum: float) -> None:
         """Move what predicts, student and head, towards those of another: ours ← m · ours + (1 − m) · theirs."""
         for ours, theirs in ((self.student, other.student), (self.head, other.head)):
-            torch._foreach_lerp_(_state(ours), _state(theirs), 1.0 - momentum)
+            if state := _state(ours):
+                torch._foreach_lerp_(state, _state(theirs), 1.0 - momentum)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

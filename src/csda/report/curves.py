@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from csda import metrics
+from csda import calibration, metrics
 from csda.report.tables import Estimate, judged_part
 from csda.runs import Run
 
@@ -73,7 +73,7 @@ def reliabilities(run: Run) -> tuple[Reliability, Reliability | None, float | No
     before, temperature = _reliability(probs, labels), fit_temperature(run)
     if temperature is None:
         return before, None, None
-    scaled = metrics.scale_temperature(probs, temperature, multi_label=run.multi_label)
+    scaled = calibration.scale(probs, temperature, run.multi_label)
     return before, _reliability(scaled, labels), temperature
 
 
@@ -82,8 +82,10 @@ def fit_temperature(run: Run) -> float | None:
     judged."""
     if judged_part(run) == "val":
         return None
+    if run.calibration is not None:
+        return run.calibration.temperature
     probs, labels = run.predictions.part("val")
-    return metrics.fit_temperature(probs, labels) if len(labels) else None
+    return calibration.fit_temperature(probs, labels) if len(labels) else None
 
 
 def coverage(run: Run) -> Coverage:

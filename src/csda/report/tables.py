@@ -298,7 +298,9 @@ def run_table(run: Run) -> Table:
     """
     (entry,) = enter([run])
     scores = entry.scores
-    table = _table(f"{entry.name} at its best validation epoch, {run.result['best_epoch']}")
+    last = run.config.get("choose") == "last"
+    epoch = "after its last epoch" if last else f"at its best validation epoch, {run.result['best_epoch']}"
+    table = _table(f"{entry.name} {epoch}")
     part = judged_part(run)
     for heading in ("labels", PART_NAMES[part], "recall", "precision", "AUC"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -314,6 +316,9 @@ def run_table(run: Run) -> Table:
         *map(Text, ("", str(count_images(run)[part]), _terser(scores.mca), "", _terser(scores.auc))),
         style="bold",
     )
+    for name, figures in run.result.get("control", {}).items():
+        figures = {each: "–" if value is None else f"{value:.3f}".replace("0.", ".") for each, value in figures.items()}
+        table.add_row(f"{name.replace('_', ' ')}, for comparison", "", "", figures["mca"], "", figures["auc"])
     return table
 
 

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from csda.errors import ConfigError, CsdaError, RunError
+from csda.errors import ConfigError, CsdaError, RunError, is_out_of_memory
 
 if TYPE_CHECKING:
     from csda.runs import Run
@@ -260,9 +260,7 @@ def _attempt(cell: Trainable) -> Outcome:
     except CsdaError as error:
         return error
     except Exception as error:
-        import torch
-
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError):
+        if not is_out_of_memory(error):
             traceback.print_exc()
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 

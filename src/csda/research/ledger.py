@@ -53,6 +53,8 @@ CIRCUMSTANCES = (
 
 LATER = {
     "pretrained": False,
+    "frozen": False,
+    "aspect": "squash",
     "weight_decay": 0.0,
     "schedule": "steps",
     "lr_warm_up": 0,

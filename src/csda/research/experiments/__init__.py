@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from csda.config import Setting, Settings
+from csda.config import Setting, Settings, explain_findings
 from csda.data import recognise
 from csda.errors import ConfigError
 
@@ -78,8 +78,12 @@ def read_experiment(name: str) -> tuple[str, Experiment]:
     except FileNotFoundError:
         known = ", ".join(sorted(file.stem for file in HERE.glob("*.toml")))
         raise ConfigError(f"{name}: no such experiment; there are: {known}") from None
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file ({error}); correct it") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explain_findings(error, nested=True)}; correct it") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()})") from None
 
 
 def choose_variant(stem: str, experiment: Experiment, data: str) -> tuple[str, Experiment]:

@@ -1,0 +1,185 @@
+"""Render the pages with results from their templates, with every number filled in from its file in results/.
+
+A template lies under docs/templates/ at the path that its page has in the repository. It is a Jinja2 template:
+
+    {{ gap("table1", "csda") | points("auc") }}     +1.9
+    {{ gap("table1", "csda") | interval("auc") }}   +1.9 [+1.5, +2.2]
+    {{ row("table1/summary.csv", method="csda", labels=800).auc_mean | fixed(4) }}
+    {% for line in rows("table4/summary.csv") %}…{% endfor %}
+    {% do claim(gap("table1", "glm").auc_gap > gap("table1", "csda").auc_gap) %}
+
+`claim` prints nothing. It fails where a sentence of the page no longer follows from the files.
+
+    python docs/render.py            writes the pages
+    python docs/render.py --check    exits with 1 and names the pages that differ from their templates
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import jinja2
+
+ROOT = Path(__file__).parent.parent
+TEMPLATES = ROOT / "docs" / "templates"
+Line = dict[str, Any]
+
+
+class Results:
+    """Reads the tables and benchmarks in a folder of results."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read = cache(self._read_file)
+
+    def rows(self, file: str, **wanted: Any) -> list[Line]:
+        """The lines of a CSV file whose columns have the wanted values; a list means any of them."""
+        allowed = {
+            key: {str(each) for each in (value if isinstance(value, list | tuple) else [value])}
+            for key, value in wanted.items()
+        }
+        found = [line for line in self._read(file) if all(str(line[key]) in allowed[key] for key in allowed)]
+        if not found:
+            raise ValueError(f"{file} has no line with {wanted}")
+        return found
+
+    def row(self, file: str, **wanted: Any) -> Line:
+        """The only such line."""
+        [line] = self.rows(file, **wanted)
+        return line
+
+    def gap(self, table: str, method: str, reference: str = "baseline", labels: Any = "all", split: Any = None) -> Line:
+        """The paired difference of two methods, over all label counts unless one is named."""
+        wanted = {"method": method, "reference": reference, "labels": labels} | ({"split": split} if split else {})
+        return self.row(f"{table}/gaps.csv", **wanted)
+
+    def means(self, file: str, by: list[str], **wanted: Any) -> list[Line]:
+        """The lines that have the columns `by` in common, as one line with the means of the other columns."""
+        groups: dict[tuple[Any, ...], list[Line]] = {}
+        for line in self.rows(file, **wanted):
+            groups.setdefault(tuple(line[key] for key in by), []).append(line)
+        return [
+            dict(zip(by, key, strict=True)) | {name: _mean(line[name] for line in lines) for name in lines[0]} | own
+            for key, lines in groups.items()
+            for own in [dict(zip(by, key, strict=True))]
+        ]
+
+    def average(self, file: str, column: str, **wanted: Any) -> float:
+        """The mean of a column over the wanted lines."""
+        return mean(line[column] for line in self.rows(file, **wanted))
+
+    def furthest(self, file: str, column: str, other: str, **wanted: Any) -> float:
+        """The largest difference between two columns over the wanted lines."""
+        return max(abs(line[column] - line[other]) for line in self.rows(file, **wanted))
+
+    def bench(self, name: str) -> Any:
+        """A benchmark's figures, by the name of its file in results/bench."""
+        return json.loads((self.folder / "bench" / f"{name}.json").read_text(encoding="utf-8"))
+
+    def _read_file(self, file: str) -> list[Line]:
+        with (self.folder / file).open(newline="", encoding="utf-8") as stream:
+            return [{key: _value(text) for key, text in line.items()} for line in csv.DictReader(stream)]
+
+
+def _value(text: str) -> Any:
+    """A number where the cell is one, None where it is empty."""
+    if text == "":
+        return None
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        return text
+
+
+def _mean(values: Iterable[Any]) -> Any:
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return mean(numbers) if numbers else None
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """A number with so many digits, or a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+
+def signed(value: float | None, digits: int = 1) -> str:
+    """A number with its sign."""
+    return "–" if value is None else f"{value:+.{digits}f}".replace("-", "−")
+
+
+def points(line: Line, figure: str) -> str:
+    """A difference in points, with its sign."""
+    value = line[f"{figure}_gap"]
+    return signed(None if value is None else 100 * value)
+
+
+def interval(line: Line, figure: str) -> str:
+    """A difference in points with its 95 % interval, where there is one."""
+    low, high = line[f"{figure}_low"], line[f"{figure}_high"]
+    return points(line, figure) + ("" if low is None else f" [{signed(100 * low)}, {signed(100 * high)}]")
+
+
+def spread(line: Line, figure: str, digits: int = 3) -> str:
+    """A mean over seeds with its standard deviation, where there is one."""
+    deviation = line[f"{figure}_std"]
+    return fixed(line[f"{figure}_mean"], digits) + ("" if deviation is None else f" ± {fixed(deviation, digits)}")
+
+
+def claim(holds: bool) -> None:
+    """Fail where a sentence does not follow from the files."""
+    if not holds:
+        raise ValueError("a claim of this page no longer follows from the files; rewrite the sentence")
+
+
+def render(template: str, results: Path) -> str:
+    """The text of the page that a template describes, with the numbers of a folder of results."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        extensions=["jinja2.ext.do"],
+    )
+    source = Results(results)
+    environment.filters |= {
+        "fixed": fixed,
+        "signed": signed,
+        "points": points,
+        "interval": interval,
+        "spread": spread,
+    }
+    environment.globals |= {
+        name: getattr(source, name) for name in ("rows", "row", "gap", "means", "average", "furthest", "bench")
+    } | {"claim": claim, "min": min, "max": max, "abs": abs}
+    return environment.get_template(template).render()
+
+
+def list_templates() -> list[str]:
+    """Templates by the path of their page in the repository."""
+    return sorted(path.relative_to(TEMPLATES).as_posix() for path in TEMPLATES.rglob("*.md"))
+
+
+def main(check: bool) -> int:
+    """Write every page, or name those that differ."""
+    stale = []
+    for name in list_templates():
+        text, page = render(name, ROOT / "results"), ROOT / name
+        if not page.is_file() or page.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                page.write_text(text, encoding="utf-8")
+    for name in stale:
+        print(f"{name} differs from its template; run `make docs`" if check else f"wrote {name}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""Features of images by a network that does not learn: computed once, kept in the cache, trained on in place of pixels.
+
+A frozen network gives the same features of an image in every epoch, so they are computed before the first one. What is
+trained is a head on them, which takes seconds where training the network takes minutes or hours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from csda.config import RunConfig
+from csda.data.augment import plain
+from csda.data.cache import Progress, Rows, digest, load_cached, rows_done
+from csda.data.prepared import PreparedData
+from csda.data.records import Pixels
+from csda.engine import Precision, arithmetic, name_device
+from csda.folders import default_cache
+from csda.models.backbones import build_encoder
+from csda.progress import Reporter, format_duration
+
+Floats = npt.NDArray[np.float32]
+
+BATCH_ON_CPU = 32
+"""Images at a time on a CPU: the activations of more do not stay in its caches."""
+
+BATCHES_AHEAD = 8
+"""Batches on a GPU whose features come to the host together, so that the host reads images while it computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Features [N, W] in the order of the set's records, and the network that made them.
+
+    `digest` stands for its weights, which `body` are, as a state dict of the encoder.
+    """
+
+    array: Floats
+    body: Mapping[str, Tensor]
+    digest: str
+
+
+class Extractor:
+    """The frozen network, in evaluation mode: uint8 pixels [N, H, W, C] to features [N, W]."""
+
+    def __init__(
+        self,
+        backbone: str,
+        image_size: int,
+        channels: int,
+        weights: Mapping[str, Tensor],
+        device: torch.device,
+        precision: Precision,
+        batch_size: int,
+    ) -> None:
+        encoder = build_encoder(backbone, image_size, channels, dropout=0.0)
+        encoder.load_state_dict(weights)
+        self.width = encoder.width
+        self.device, self.precision = device, precision
+        self.batch_size = batch_size if device.type == "cuda" else min(batch_size, BATCH_ON_CPU)
+        self.network: nn.Module = encoder.eval().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def chunk(self) -> int:
+        """Images that are best given together."""
+        return self.batch_size * (BATCHES_AHEAD if self.device.type == "cuda" else 1)
+
+    @torch.inference_mode()
+    def __call__(self, pixels: Pixels) -> Floats:
+        """A GPU computes a batch while the host brings the next one."""
+        with arithmetic(self.device, self.precision):
+            features = [
+                self.network(plain(self._bring(pixels[start : start + self.batch_size]))).float()
+                for start in range(0, len(pixels), self.batch_size)
+            ]
+        return torch.cat(features).cpu().numpy()
+
+    def _bring(self, pixels: Pixels) -> Tensor:
+        images = torch.from_numpy(np.array(pixels))  # a copy, since what is mapped may not be written to
+        return images.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else images
+
+
+def open_features(
+    config: RunConfig,
+    data: PreparedData,
+    weights: Mapping[str, Tensor],
+    device: torch.device,
+    reporter: Reporter,
+    cache: Path | None = None,
+) -> Features:
+    """The features of the plain view of each image, computed where the cache does not have them yet.
+
+    They are known by the keys of the pixels, by the network's name and weights, and by the precision.
+    """
+    known = digest_weights(weights)
+    made: list[Extractor] = []
+
+    def extractor() -> Extractor:
+        """Built when there is something to compute."""
+        if not made:
+            size, channels = data.pixels.shape[1], data.pixels.shape[-1]
+            made.append(
+                Extractor(config.backbone, size, channels, weights, device, config.precision, config.eval_batch_size)
+            )
+        return made[0]
+
+    def make(positions: Sequence[int]) -> Sequence[Floats]:
+        return list(extractor()(data.pixels[list(positions)]))
+
+    name = config.backbone.replace(":", "-").replace("/", "-")
+    settings = f"{config.backbone}, weights {known}, {config.precision}"
+    rows = Rows(
+        f"{data.dataset.name} {data.dataset.root}",
+        settings,
+        [digest(settings.encode(), key) for key in data.keys],
+        (build_width(config),),
+        make,
+        workers=0,  # a second thread would disturb whoever captures a graph on this device
+        place=f"features/{name}-{config.image_size}-{known[:8]}",
+        dtype=np.float32,
+        chunk=BATCH_ON_CPU if device.type == "cpu" else BATCHES_AHEAD * config.eval_batch_size,
+    )
+    cache = cache or default_cache()
+    missing = int((~rows_done(rows.folder(cache), len(rows.keys))).sum())
+    if missing:
+        reporter.note(_announce(config, data, missing, extractor(), device))
+    array, _, remarks = load_cached(rows, cache, _shown(reporter.features, missing))
+    for remark in remarks:
+        reporter.note(remark)
+    return Features(array, weights, known)
+
+
+def build_width(config: RunConfig) -> int:
+    """Features that the network of a configuration gives."""
+    with torch.device("meta"):
+        return build_encoder(config.backbone, config.image_size, 3, dropout=0.0).width
+
+
+def digest_weights(weights: Mapping[str, Tensor]) -> str:
+    """Sixteen hexadecimal digits that stand for a state dict."""
+    summary = blake2b(digest_size=8)
+    for name, value in sorted(weights.items()):
+        values = value.detach().cpu().contiguous()
+        summary.update(f"{name} {values.dtype} {list(values.shape)}".encode())
+        summary.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return summary.hexdigest()
+
+
+def _announce(config: RunConfig, data: PreparedData, missing: int, extractor: Extractor, device: torch.device) -> str:
+    """What is about to happen, and how long it takes by the time of a few images."""
+    few = data.pixels[: min(extractor.batch_size, 16)]
+    extractor(few)
+    begun = time.perf_counter()
+    extractor(few)
+    seconds = (time.perf_counter() - begun) * missing / len(few)
+    idle = "On the CPU" if torch.cuda.is_available() else "No GPU"
+    place = idle if device.type == "cpu" else name_device(device)
+    return (
+        f"{place}: preset {config.preset}, features of {missing} images by {config.backbone} at "
+        f"{config.image_size}×{config.image_size}, about {format_duration(seconds)}; they are kept for other trainings"
+    )
+
+
+def _shown(show: Progress, missing: int) -> Progress:
+    """Progress of the rows that are missing; nothing is shown where all are there."""
+    return show if missing else lambda done, total: None

