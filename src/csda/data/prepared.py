@@ -12,7 +12,7 @@ from csda.config import RunConfig
 from csda.data import load_dataset, split_dataset
 from csda.data.content import content_digest
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
-from csda.data.splits import Begun, leave_out, move_to_labeled, restore_split
+from csda.data.splits import FEW_VALIDATION, Begun, leave_out, move_to_labeled, restore_split
 from csda.data.store import open_pixels
 from csda.errors import DataError
 from csda.progress import Reporter
@@ -71,6 +71,11 @@ def prepare_data(
     remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks)
     for remark in remarks:
         reporter.note(remark)
+    if 0 < len(split.val) < FEW_VALIDATION and config.choose == "best":
+        reporter.note(
+            f"only {len(split.val)} validation images will choose the epoch, which is next to chance: label more, or "
+            "give choose=last"
+        )
     return PreparedData(dataset, store.array, split, remarks, digest, store.keys)
 
 

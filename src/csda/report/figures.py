@@ -392,7 +392,7 @@ def _panels(names: Sequence[str], *, narrow: bool, square: bool = False) -> tupl
     across = 2 if narrow else 4
     columns = min(across, len(names))
     rows = -(-len(names) // columns)
-    left, right, gap = (62, 10, 16) if square else (44, 10, 16)
+    left, right, gap = (62, 16, 34) if square else (44, 10, 16)
     # Titles of two lines; labels of the axes and a legend below.
     above, below, foot = (40, 22, 56) if square else (26, 22, 40)
     width = ((NARROW if narrow else FULL) - left - right - gap * (across - 1)) / across

@@ -198,7 +198,7 @@ def _describe_limits(entry: Entry) -> list[str]:
         gain = 100 * (scores.prior_mca.value - scores.mca.value)
         sentences.append(
             "A control that needs no unlabeled image: dividing the probabilities by how frequent each class is among "
-            f"the labels gives an MCA of {scores.prior_mca} {scores.prior_mca.interval}, "
+            f"the labels gives an MCA of {' '.join([str(scores.prior_mca), scores.prior_mca.interval]).strip()}, "
             f"{_signed(gain)} points."
         )
     for name, figures_of in (run.result.get("control") or {}).items():

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from csda import metrics
 from csda.data.csv_files import JOIN
+from csda.data.splits import FEW_VALIDATION
 from csda.errors import RunError
 from csda.runs import Run
 
@@ -27,9 +28,6 @@ COLOURS = ("blue", "vermilion", "green", "pink", "amber", "sky", "olive", "grey"
 
 FEW = 10
 """Images of a class below which a number says little."""
-
-FEW_VALIDATION = 30
-"""Validation images below which the choice of the epoch is left to chance."""
 
 METHOD_COLOURS = {"csda": "blue", "baseline": "vermilion", "upper-bound": "grey"}
 """Methods that look the same on every page."""
@@ -272,7 +270,7 @@ def warn(run: Run) -> list[str]:
         )
     if not images["val"]:
         sentences.append("There is no validation part: the last epoch was taken, and no temperature could be fitted.")
-    elif images["val"] < FEW_VALIDATION:
+    elif images["val"] < FEW_VALIDATION and run.config["choose"] == "best":
         sentences.append(
             f"Only {images['val']} validation images chose the epoch, which is next to chance: look at the mean over "
             "the last epochs as well."
@@ -403,6 +401,9 @@ def _estimate_all(labels: npt.NDArray[np.intp], *models: _Images) -> Scores:
         else:
             bounds = np.full((2, *np.shape(values)), np.nan)
         columns = np.stack([values, *bounds]).reshape(3, -1).T
+        if len(models) == 1:
+            # However the images are redrawn nothing changes, which says that there is no telling.
+            columns[columns[:, 1] == columns[:, 2], 1:] = np.nan
         return tuple(Estimate(value, low, high, len(models) > 1) for value, low, high in columns)
 
     (auc,), (mca,) = estimate(metrics.auc), estimate(metrics.mca)
@@ -451,7 +452,7 @@ def _widened(mca: Estimate, probs: Array, labels: npt.NDArray[np.intp]) -> Estim
     if not ((counts > 0) & ((hits == 0) | (hits == counts))).any():
         return mca
     low, high = metrics.mean_interval(hits, counts)
-    return replace(mca, low=min(mca.low, float(low)), high=max(mca.high, float(high)))
+    return replace(mca, low=float(np.fmin(mca.low, low)), high=float(np.fmax(mca.high, high)))
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
