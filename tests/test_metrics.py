@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import expit, softmax
 from scipy.stats import binomtest
 from sklearn.metrics import (
     average_precision_score,
     balanced_accuracy_score,
     confusion_matrix,
+    log_loss,
     precision_recall_curve,
     precision_score,
     recall_score,
@@ -300,3 +302,14 @@ def test_coverage_keeps_the_surest_and_ties_together() -> None:
     coverage, accuracy = metrics.coverage_curve(confidence, hits)
     np.testing.assert_allclose(coverage, [0.5, 0.75, 1])
     np.testing.assert_allclose(accuracy, [0.5, 2 / 3, 0.5])
+
+
+def test_a_temperature_divides_the_logits() -> None:
+    generator = np.random.default_rng(4)
+    logits, labels = generator.normal(size=(50, 3)) * 2, generator.integers(3, size=50)
+    np.testing.assert_allclose(
+        metrics.scale_temperature(softmax(logits, axis=1), 2.5), softmax(logits / 2.5, axis=1), rtol=1e-9
+    )
+    scaled = metrics.scale_temperature(expit(logits), 0.7, multi_label=True)
+    np.testing.assert_allclose(scaled, expit(logits / 0.7), rtol=1e-9)
+    assert metrics.log_loss(softmax(logits, axis=1), labels) == pytest.approx(log_loss(labels, softmax(logits, axis=1)))

@@ -283,6 +283,24 @@ def calibration_error(probs: Array, labels: Array, bins: int = 10) -> float:
     return float(_divide((gaps * counts).sum(), counts.sum()))
 
 
+def scale_temperature(probs: Array, temperature: float, *, multi_label: bool = False) -> Floats:
+    """Probabilities of the logits divided by a temperature; above 1 they are less sure, and no order changes."""
+    probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-12, 1.0)
+    if multi_label:
+        logits = (np.log(probs) - np.log(np.clip(1 - probs, 1e-12, 1.0))) / temperature
+        return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float64)
+    logits = np.log(probs) / temperature
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float64)
+
+
+def log_loss(probs: Array, labels: Array) -> float:
+    """Mean negative logarithm of the probability of what is true, over images or, with several labels, over each."""
+    probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-12, 1 - 1e-12)
+    chosen = np.where(labels == 1, probs, 1 - probs) if labels.ndim == 2 else probs[np.arange(len(labels)), labels]
+    return float(-np.log(chosen).mean())
+
+
 def coverage_curve(confidence: Array, hits: Array) -> tuple[Floats, Floats]:
     """Share of the decisions that are kept, the surest first, and the share of hits among them [M]; decisions of one
     confidence count together."""

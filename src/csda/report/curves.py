@@ -73,7 +73,7 @@ def reliabilities(run: Run) -> tuple[Reliability, Reliability | None, float | No
     before, temperature = _reliability(probs, labels), fit_temperature(run)
     if temperature is None:
         return before, None, None
-    scaled = calibration.scale(probs, temperature, run.multi_label)
+    scaled = metrics.scale_temperature(probs, temperature, multi_label=run.multi_label)
     return before, _reliability(scaled, labels), temperature
 
 

@@ -63,7 +63,7 @@ def write_report(run_folder: Path, *, images: bool = True) -> Path:
     )
     ranking, trust = _picture_ranking(entries), _judge_trust(entries)
     gallery = collect(run) if images else NO_IMAGES
-    template = _environment().get_template("run.html")
+    template = open_environment().get_template("run.html")
     # Of very many classes even small pictures add up; a page that nobody can send is of no use.
     for shown in (gallery, replace(gallery, cells=[]), NO_IMAGES):
         page = template.render(
@@ -102,7 +102,7 @@ def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs 
     runs = [open_run(folder) for folder in run_folders]
     entries = tables.enter(runs)
     rows = tables.compare_all(entries)
-    page = _environment().get_template("comparison.html").render(
+    page = open_environment().get_template("comparison.html").render(
         title=title,
         multi_label=runs[0].multi_label,
         kind=tables.PART_NAMES[tables.judged_part(runs[0])],
@@ -128,7 +128,8 @@ def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs 
     return write_whole(out, page)
 
 
-def _environment() -> Environment:
+def open_environment() -> Environment:
+    """What renders the pages."""
     environment = Environment(
         loader=PackageLoader("csda", "report"),
         autoescape=True,

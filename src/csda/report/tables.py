@@ -147,6 +147,11 @@ def score(run: Run) -> Scores:
     return _estimate_all(images.labels, images)
 
 
+def score_images(labels: npt.NDArray[np.intp], probs: Array) -> Scores:
+    """The scores of probabilities [N, n] on images with these labels."""
+    return _estimate_all(labels, _Images(np.empty(0, np.str_), labels, probs, None))
+
+
 def compare(run: Run, reference: Run) -> Scores | None:
     """How far a run is ahead of the reference, image by image; None where they were tested on different images."""
     images, reference_images = _judged_images(run), _judged_images(reference)
@@ -298,7 +303,7 @@ def run_table(run: Run) -> Table:
     scores = entry.scores
     last = run.config.get("choose") == "last"
     epoch = "after its last epoch" if last else f"at its best validation epoch, {run.result['best_epoch']}"
-    table = _table(f"{entry.name} {epoch}")
+    table = title_table(f"{entry.name} {epoch}")
     part = judged_part(run)
     for heading in ("labels", PART_NAMES[part], "recall", "precision", "AUC"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -324,7 +329,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     """Several runs side by side for the terminal; differences are to the first."""
     entries = enter(runs)
     each = "the AUC of each label" if runs[0].multi_label else "the recall of each class"
-    table = _table(f"AUC, MCA and {each} (labels, {PART_NAMES[judged_part(runs[0])]} images)")
+    table = title_table(f"AUC, MCA and {each} (labels, {PART_NAMES[judged_part(runs[0])]} images)")
     for name in [entry.name for entry in entries] + [f"{entry.name} − {entries[0].name}" for entry in entries[1:]]:
         table.add_column(Text(name), justify="right", no_wrap=True)
     styles = {"ahead": "green", "behind": "red", "unclear": "dim"}
@@ -332,20 +337,20 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     for i, row in enumerate(rows):
         few = ", few" if row.judged < FEW else ""
         name = f"{row.name} ({row.judged})" if row.labeled is None else f"{row.name} ({row.labeled}, {row.judged}{few})"
-        cells = [Text(_terse(value) if value else "") for value in row.values]
-        cells += [Text(_terse(gap), styles[gap.verdict]) if gap else Text("other images", "dim") for gap in row.gaps]
+        cells = [Text(terse(value) if value else "") for value in row.values]
+        cells += [Text(terse(gap), styles[gap.verdict]) if gap else Text("other images", "dim") for gap in row.gaps]
         table.add_row(Text(name), *cells, end_section=row.labeled is None and rows[i + 1].labeled is not None)
     return table
 
 
-def _table(title: str) -> Table:
+def title_table(title: str) -> Table:
     caption = "95 % intervals over these images; few: below ten, so that one moves a figure far"
     table = Table(title=Text(title), caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", overflow="fold", min_width=10)
     return table
 
 
-def _terse(estimate: Estimate) -> str:
+def terse(estimate: Estimate) -> str:
     """Without the zero before the point, so that a comparison of two fits into 80 columns."""
     return f"{estimate} {estimate.interval}".replace("0.", ".").rstrip()
 
@@ -353,7 +358,7 @@ def _terse(estimate: Estimate) -> str:
 def _terser(estimate: Estimate) -> str:
     """With two digits in the interval, so that three columns of them fit."""
     if not estimate.interval:
-        return _terse(estimate)
+        return terse(estimate)
     low, high = (f"{bound:.2f}".replace("1.00", "1").replace("0.", ".") for bound in (estimate.low, estimate.high))
     return f"{str(estimate).replace('0.', '.')} [{low}, {high}]"
 
