@@ -19,10 +19,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True, rich_markup_mode=None)
+cache_app = typer.Typer(rich_markup_mode=None)
 bench_app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True, rich_markup_mode=None)
 weights_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
+app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 
 Data = Annotated[str | None, typer.Argument(help="Folder of images; without it the drawn set 'synthetic'.")]
@@ -102,12 +104,40 @@ def train(
 
 
 @app.command()
-def evaluate(run: RunFolder) -> None:
-    """Print what a run achieved on its test images, with 95 % bootstrap intervals."""
-    from csda.report.tables import run_table
+def evaluate(
+    run: RunFolder,
+    data: Annotated[
+        str | None, typer.Argument(help="Folder of labeled images from elsewhere; without it its own test images.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="How to read DATA, where its layout does not tell.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for report, figures and predictions on DATA.")] = None,
+    settings: Assignments = None,
+    quiet: Quiet = False,
+) -> None:
+    """Print what a run achieves on its test images, or on others, with 95 % bootstrap intervals."""
     from csda.runs import Run
 
-    _print(run_table(Run(run)))
+    if data is None:
+        if source or out or settings:
+            raise CsdaError("--source, --out and --set are about images from elsewhere; name their folder, too")
+        from csda.report.tables import run_table
+
+        _print(run_table(Run(run)))
+        return
+    from csda.config import parse_assignments
+    from csda.external import evaluate_external
+    from csda.progress import choose_reporter
+    from csda.report.external import describe_calibration, external_tables, write_external
+
+    chosen = parse_assignments(settings or []) | ({} if source is None else {"source": source})
+    with choose_reporter(quiet) as reporter:
+        external = evaluate_external(Run(run), data, chosen, reporter.images)
+    for table in external_tables(external):
+        _print(table)
+    for remark in (describe_calibration(external), *external.remarks):
+        print(remark)
+    if out is not None:
+        print(f"Report: {write_external(external, out)}")
 
 
 @app.command()
@@ -183,6 +213,22 @@ def report(
 
 
 @app.command()
+def export(
+    run: RunFolder,
+    to: Annotated[Literal["onnx", "torch", "monai"], typer.Option(help="ONNX, torch.export, or a MONAI bundle.")],
+    out: Annotated[Path | None, typer.Option(help="New folder to write.  [default: RUN-onnx and so on]")] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option(help="Image to compare on; repeatable.  [default: the run's test images]")
+    ] = None,
+) -> None:
+    """Write the model of a run, with its preprocessing and calibration, for programs without csda, and its card."""
+    from csda.export import export as export_model
+    from csda.runs import Run
+
+    print(export_model(Run(run), to, out, images or []))
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, to see its settings.")] = None,
     every: Annotated[
@@ -203,13 +249,15 @@ def methods(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Of data, split and training.")] = 0,
+    settings: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
     """Show on drawn images, in a few minutes, what pretrained features do for rare classes, then unlabeled images."""
+    from csda.config import parse_assignments
     from csda.demo import run_demo
     from csda.progress import choose_reporter
 
-    run_demo(out, seed, choose_reporter(quiet))
+    run_demo(out, seed, choose_reporter(quiet), parse_assignments(settings or []))
 
 
 @app.command()
@@ -303,6 +351,25 @@ def weights_get(name: Annotated[str, typer.Argument(help="A backbone that `csda 
     from csda.models.weights import fetch_weights
 
     print(fetch_weights(name))
+
+
+@cache_app.callback(invoke_without_command=True)
+def cache(context: typer.Context) -> None:
+    """Show what the cache holds: decoded pixels of each set, hashes of files, weights, and the limit."""
+    if context.invoked_subcommand is None:
+        from csda.data.cache import cache_table
+        from csda.folders import default_cache
+
+        _print(cache_table(default_cache()))
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Remove pixels and hashes of files from the cache; they are made anew when needed. Weights stay."""
+    from csda.data.cache import clear_cache, format_size
+    from csda.folders import default_cache
+
+    print(f"{format_size(clear_cache(default_cache()))} freed in {default_cache()}")
 
 
 @bench_app.command("step")

@@ -208,7 +208,7 @@ class RunConfig(Settings):
     threads: Annotated[int, DETAIL] = Field(
         0, ge=0, le=1024, description="CPU threads, up to one a core; 0: as torch has it"
     )
-    tensorboard: Annotated[bool, DETAIL] = Field(True, description="write event files for TensorBoard")
+    tensorboard: Annotated[bool, DETAIL] = Field(False, description="write event files for TensorBoard")
     thumbnails: Annotated[bool, DETAIL] = Field(
         True, description="keep small pictures of some images for the report; false where images may not leave"
     )

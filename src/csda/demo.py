@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,11 +44,14 @@ REMARK_WITHOUT_WEIGHTS = (
 )
 
 
-def run_demo(out: Path, seed: int, reporter: Reporter) -> Path:
+def run_demo(out: Path, seed: int, reporter: Reporter, settings: Mapping[str, Any] | None = None) -> Path:
     """Train one after the other, print how each differs from the one before and write a report; runs that are already
-    there are kept."""
+    there are kept.
+
+    `settings` are settings of all runs, for a shorter or longer demonstration.
+    """
     parts, remark = (WITHOUT_WEIGHTS, REMARK_WITHOUT_WEIGHTS) if lacks_weights({}) else (PARTS, REMARK)
-    runs = [_train(part, out, seed, reporter) for part in parts]
+    runs = [_train(part, out, seed, reporter, settings or {}) for part in parts]
     # The control comes first, since differences are to the first.
     ordered = runs if len(runs) == 2 else [runs[1], runs[2], runs[0]]
     page = write_comparison([run.folder for run in ordered], out / "report.html", title="What each step brings")
@@ -59,14 +62,14 @@ def run_demo(out: Path, seed: int, reporter: Reporter) -> Path:
     return page
 
 
-def _train(part: Part, out: Path, seed: int, reporter: Reporter) -> Run:
+def _train(part: Part, out: Path, seed: int, reporter: Reporter, settings: Mapping[str, Any]) -> Run:
     reporter.note(part.note)
     run = train(
         method=part.method,
         preset=part.preset,
         seed=seed,
         out=out / part.method,
-        settings=part.settings,
+        settings=part.settings | dict(settings),
         resume=True,
         reporter=reporter,
     )

@@ -3,15 +3,17 @@
 All of them run the same program on the same whole batches, with the same draws, so that alignment, queue and losses
 need to know nothing of each other's. What is shared among them is the networks' work: each process passes its part of
 the images, the outputs are gathered, and gradients flow back the same way. So a step gives what it gives in one
-process, but for the order of sums.
+process, except for the order of sums.
 
 Every process computes the same loss. Its gradients are those of the sum over the processes, divided by their number.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from csda.errors import RunError
+from csda.errors import DataError, RunError
 
 Result = TypeVar("Result")
 
@@ -37,11 +39,11 @@ _ENDED = (
 )
 _TRAININGS = itertools.count()
 _store: Any = None
-"""Where the processes met, and where one can leave a word for the others even when some have ended."""
+"""The store through which the processes met; it still works when some of them have ended."""
 
 
 class Ranks:
-    """This process among those that train together; as it stands, a process on its own.
+    """This process among those that train together; by default a single process.
 
     Attributes:
         rank: this process, counted from 0; the first one writes and speaks.
@@ -111,6 +113,19 @@ class Ranks:
         result: Result = box[0]
         return result
 
+    def require_same(self, value: str, what: str) -> None:
+        """A `DataError` in every process where one has another value than the first."""
+        if self.alone:
+            return
+        values: list[Any] = [None] * self.size
+        with _explained():
+            dist.all_gather_object(values, hashlib.sha256(value.encode(errors="surrogateescape")).digest())
+        if others := [str(rank) for rank, its in enumerate(values) if its != values[0]]:
+            raise DataError(
+                f"{what} of process {', '.join(others)} are not those of process 0; "
+                "give all processes the same data, under the same path"
+            )
+
 
 class _Gather(torch.autograd.Function):
     """The parts of all processes, one after the other; the gradient of a part comes from all of them."""
@@ -150,7 +165,7 @@ def joined_ranks() -> Iterator[Ranks]:
             dist.init_process_group(store=store, rank=rank, world_size=size)
     with _told_to_stop():
         yield Ranks(rank, size, local_rank)
-    # After an error the others are gone, and to take leave of them could wait for ever.
+    # After an error the other processes are gone, and a shutdown could wait for ever.
     if ours:
         dist.destroy_process_group()
 
@@ -172,13 +187,24 @@ def stops_first() -> bool:
         return True
 
 
+_GONE = re.compile(
+    r"connection (closed|reset|refused|was)|peer|broken pipe|timed? ?out|read error|pair closure|socket|abort|"
+    r"unhandled system error|remote process|connectfullmesh",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and the store say when another process is not there any more."""
+
+
 @contextmanager
 def _explained() -> Iterator[None]:
+    """Say so where another process has ended; all other errors stay what they are."""
     try:
         yield
-    except RuntimeError:
+    except RuntimeError as error:
         # What cannot be captured in a CUDA graph is the engine's business.
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise
+        if not isinstance(error, dist.DistError) and not _GONE.search(str(error)):
             raise
         raise RunError(_ENDED) from None
 
@@ -197,7 +223,7 @@ def _told_to_stop() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # It is about to say why it ends, and to end.
+        # It is about to report why it stops.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
     signal.signal(signal.SIGTERM, before)

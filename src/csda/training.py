@@ -48,13 +48,14 @@ def train(
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
+    verbose: bool = False,
     reporter: Reporter | None = None,
 ) -> Run:
     """Train a classifier and return its run, the folder `out` with model, predictions and history.
 
     `data` is a folder of images, or None for the drawn set `synthetic`; `settings` are further settings by name, as
-    `--set` takes them. With `resume`, a run that was interrupted goes on where its last epoch ended. Processes that
-    `torchrun` started train one run together.
+    `--set` takes them. Nothing is printed unless `verbose` or a `reporter` asks for it. With `resume`, a run that was
+    interrupted goes on where its last epoch ended. Processes that `torchrun` started train one run together.
     """
     choices = {"data": data, "method": method, "preset": preset, "labels": labels, "seed": seed}
     chosen = {
@@ -66,7 +67,7 @@ def train(
     chosen |= settings
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    with joined_ranks() as ranks, _reporter_of(reporter, ranks) as reporter, ExitStack() as stack:
+    with joined_ranks() as ranks, _reporter_of(reporter, verbose, ranks) as reporter, ExitStack() as stack:
         folder, config, run = ranks.from_first(lambda: _open_folder(out, chosen, resume, stack))
         if run is not None and run.finished:
             reporter.note(f"{run.folder}: this run has already finished")
@@ -76,7 +77,13 @@ def train(
             reporter.note(remark)
         weights = ranks.from_first(lambda: _first_weights(config, run))
         begun = run.beginning if run is not None else None
-        prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth, begun=begun)
+        prepared = prepare_data(
+            config,
+            reporter,
+            upper_bound=METHODS[config.method].uses_truth,
+            begun=begun,
+            require_same=ranks.require_same,
+        )
         device = choose_device(config.device, ranks.local_rank)
         with using(device, config.precision, config.time_kernels):
             features = None
@@ -302,9 +309,11 @@ def update(trainer: Trainer, compute: Callable[..., StepOutput], *inputs: Tensor
     trainer.figures.add(output)
 
 
-def _reporter_of(reporter: Reporter | None, ranks: Ranks) -> Reporter:
-    """Of several processes the first one reports."""
-    return (reporter or choose_reporter(quiet=False)) if ranks.first else Reporter()
+def _reporter_of(reporter: Reporter | None, verbose: bool, ranks: Ranks) -> Reporter:
+    """Of several processes the first one reports, where somebody wants to know."""
+    if reporter is None and verbose:
+        reporter = choose_reporter(quiet=False)
+    return reporter if reporter is not None and ranks.first else Reporter()
 
 
 def _open_folder(
