@@ -370,12 +370,12 @@ def methods(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Of data, split and training.")] = 0,
     settings: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train `baseline` and `csda` on drawn images and show both side by side, in a few minutes."""
+    """Show on drawn images, in a few minutes, what pretrained features do for rare classes, then unlabeled images."""
     from csda.config import parse_assignments
     from csda.demo import run_demo
     from csda.progress import choose_reporter

@@ -321,7 +321,7 @@ def run_table(run: Run) -> Table:
     )
     for name, figures in run.result.get("control", {}).items():
         figures = {each: "–" if value is None else f"{value:.3f}".replace("0.", ".") for each, value in figures.items()}
-        table.add_row(f"{name.replace('_', ' ')}, for comparison", "", "", figures["mca"], "", figures["auc"])
+        table.add_row(name.replace("_", " "), "", "", figures["mca"], "", figures["auc"])
     return table
 
 
