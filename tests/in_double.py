@@ -13,6 +13,7 @@ import torch
 
 from csda import trainer
 from csda.cli import main
+from csda.errors import CsdaError
 from tiny import train_tiny
 
 
@@ -22,13 +23,49 @@ def use_double() -> None:
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
 
 
-def train_all(images: Path, out: Path, cases: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> None:
-    """Train a case after the other, each in a folder of its number; `environment` is what torchrun would set."""
+def nudge_weights(share: float) -> None:
+    open_optimizer = trainer.Trainer._open_optimizer
+
+    def nudge_and_open(held: trainer.Trainer) -> None:
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for value in held.model.parameters():
+                value.mul_(1.0 + share * (2.0 * torch.rand(value.shape, generator=generator) - 1.0))
+        open_optimizer(held)
+
+    trainer.Trainer._open_optimizer = nudge_and_open  # type: ignore[method-assign]
+
+
+def train_all(
+    images: Path,
+    out: Path,
+    cases: Sequence[Mapping[str, Any]],
+    environment: Mapping[str, str],
+    double: bool = True,
+    nudge: float = 0.0,
+) -> None:
+    """Train a case after the other, each in a folder of its number; `environment` is what torchrun would set.
+
+    The first weights are changed by up to a share of `nudge`.
+    """
     os.environ |= environment
-    use_double()
+    if double:
+        use_double()
+    if nudge:
+        nudge_weights(nudge)
     trainer.Trainer._epoch_seconds = lambda held: 1.0  # type: ignore[method-assign]
     for number, case in enumerate(cases):
         train_tiny(images, out / str(number), **case)
+
+
+def train_in(folder: Path, out: Path, environment: Mapping[str, str]) -> None:
+    """Train on the images in this folder, under a path that all processes have in common; what stops it is kept."""
+    os.environ |= environment
+    os.chdir(folder)
+    try:
+        train_tiny(Path("images"), out, tensorboard=False)
+    except CsdaError as error:
+        (folder / "said").write_text(f"{type(error).__name__}: {error}")
 
 
 def die_in_epoch(epoch: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import betabinom
 
-from csda.calibration import COVERAGES, Calibration, fit, fit_temperature, from_json, measure, pool_classes, scale
+from csda.calibration import COVERAGES, Calibration, fit, fit_temperature, from_json, measure, pool_classes
 from csda.errors import ConfigError
 from csda.runs import Run
 
@@ -66,12 +66,6 @@ def test_scaling_keeps_the_order_and_mends_the_likelihood() -> None:
 def test_a_handful_of_right_predictions_claims_no_certainty() -> None:
     probs = np.full((3, 2), [0.7, 0.3])
     assert fit(probs, np.zeros(3, np.int64)).scale(probs)[0, 0] < 0.95
-
-
-def test_scaling_one_label_among_several_is_that_of_two_classes() -> None:
-    probs = np.array([[0.9, 0.2], [0.5, 0.999]])
-    sides = scale(np.stack([1 - probs, probs], axis=-1), 1.7)
-    np.testing.assert_allclose(scale(probs, 1.7, multi_label=True), sides[..., 1])
 
 
 def _check_coverage(calibration: Calibration, probs: np.ndarray, labels: np.ndarray) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from csda.distributed import Ranks
+from csda.distributed import Ranks, _explained
 from csda.engine import choose_device
-from csda.errors import ConfigError
+from csda.errors import ConfigError, RunError
 from csda.methods import METHODS
 from csda.models.backbones import BACKBONES, build_encoder
 from csda.models.batch_norm import SharedBatchNorm2d
@@ -24,7 +27,7 @@ from csda.models.two_stream import TwoStream
 from csda.progress import Reporter
 from csda.runs import Run
 from csda.training import configure, require_possible
-from in_double import train_all
+from in_double import train_all, train_in
 from tiny import LABELS, arguments, train_tiny
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -71,11 +74,14 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _train(images: Path, out: Path, cases: Sequence[dict[str, Any]], size: int) -> None:
+def _train(
+    images: Path, out: Path, cases: Sequence[dict[str, Any]], size: int, *, double: bool = True, nudge: float = 0.0
+) -> None:
     """Train all cases in so many processes; 0 is one that nobody told of others."""
     port = _free_port()
     environments = [_environment(rank, size, port) for rank in range(size)] or [{}]
-    processes = [PROCESSES.Process(target=train_all, args=(images, out, cases, each)) for each in environments]
+    given = images, out, cases
+    processes = [PROCESSES.Process(target=train_all, args=(*given, each, double, nudge)) for each in environments]
     for process in processes:
         process.start()
     for process in processes:
@@ -105,6 +111,76 @@ def test_two_processes_train_what_one_does(tiny_images: Path, tmp_path: Path) ->
         assert (alone.environment["processes"], together.environment["processes"]) == (1, 2)
         assert alone.history["test_probs"].dtype == np.float64
         _assert_same(together, alone, str(case))
+
+
+def test_what_separates_one_process_from_two_is_rounding(tiny_images: Path, tmp_path: Path) -> None:
+    """Within 18 steps in float32 predictions drift apart as far as in float64, where two processes agree, after a
+    change of the first weights as small as the rounding of float32."""
+    case = SIZES | QUEUE | {"dropout": 0.0, "steps_per_epoch": 6}
+    probs = {}
+    for name, size, double, nudge in (
+        ("alone", 0, False, 0.0),
+        ("together", 2, False, 0.0),
+        ("in double", 0, True, 0.0),
+        ("rounded once", 0, True, 1e-7),
+    ):
+        _train(tiny_images, tmp_path / name, [case], size, double=double, nudge=nudge)
+        probs[name] = Run(tmp_path / name / "0").history["test_probs"]
+    drift = np.abs(probs["alone"] - probs["together"]).max()
+    rounded = np.abs(probs["in double"] - probs["rounded once"]).max()
+    assert probs["alone"].dtype == np.float32
+    assert 1e-5 < rounded < 0.05
+    assert rounded / 20 < drift < rounded * 20
+
+
+def _train_apart(folder: Path) -> list[str]:
+    """What two processes say, each of which has images of its own under the same path."""
+    port = _free_port()
+    processes = [
+        PROCESSES.Process(target=train_in, args=(folder / str(rank), folder / "run", _environment(rank, 2, port)))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    return [(folder / str(rank) / "said").read_text() for rank in range(2)]
+
+
+@pytest.mark.parametrize("difference", ["one pixel", "fewer images"])
+def test_different_images_are_refused_by_all_processes(difference: str, tiny_images: Path, tmp_path: Path) -> None:
+    for rank in range(2):
+        shutil.copytree(tiny_images, tmp_path / str(rank) / "images")
+    image = tmp_path / "1" / "images" / "rare" / "03.png"
+    if difference == "one pixel":
+        pixels = np.array(Image.open(image))
+        pixels[0, 0, 0] ^= 1
+        Image.fromarray(pixels).save(image)
+    else:
+        image.unlink()
+    expected = (
+        "DataError: images: images, labels or groups of process 1 are not those of process 0; give all processes the "
+        "same data, under the same path"
+    )
+    assert _train_apart(tmp_path) == [expected] * 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "gone"),
+    [
+        (RuntimeError("[../third_party/gloo/transport/tcp/pair.cc:544] Connection closed by peer [::1]:1"), True),
+        (RuntimeError("[pair.cc:446] Timed out waiting 1800000ms for recv operation to complete"), True),
+        (torch.distributed.DistNetworkError("The client socket has failed to connect"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)"), False),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), False),
+    ],
+)
+def test_an_error_is_reported_as_what_it_is(error: RuntimeError, gone: bool) -> None:
+    expected = (RunError, "another process of this training ended") if gone else (RuntimeError, re.escape(str(error)))
+    with pytest.raises(expected[0], match=expected[1]), _explained():
+        raise error
 
 
 def _torchrun(*command: str) -> subprocess.CompletedProcess[str]:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from csda import metrics
 from csda.errors import ConfigError
 
 Array = npt.NDArray[Any]
@@ -41,7 +42,6 @@ COVERAGE = 0.9
 LEAST = 5
 """Images with a label, and images without it, that a threshold of its own needs."""
 
-BINS = 15
 SMALLEST = 1e-12
 HOTTEST = 20.0
 
@@ -77,7 +77,7 @@ class Calibration:
 
     def scale(self, probs: Array) -> Floats:
         """Calibrated probabilities."""
-        return scale(probs, self.temperature, self.multi_label)
+        return metrics.scale_temperature(probs, self.temperature, multi_label=self.multi_label)
 
     def decide(self, calibrated: Array) -> npt.NDArray[np.intp]:
         """The most probable class [N], or 0/1 [N, n] by the thresholds of the labels, of calibrated probabilities."""
@@ -163,7 +163,7 @@ def fit(probs: Array, labels: Array, fitted_on: str = "validation") -> Calibrati
     multi_label = labels.ndim == 2
     probs = np.asarray(probs, dtype=np.float64)
     temperature = fit_temperature(probs, labels)
-    calibrated = scale(probs, temperature, multi_label)
+    calibrated = metrics.scale_temperature(probs, temperature, multi_label=multi_label)
     remarks = []
     levels = [level for coverage in COVERAGES if (level := _fit_limits(calibrated, labels, coverage)) is not None]
     if not any(math.isclose(level.coverage, COVERAGE) for level in levels):
@@ -181,17 +181,6 @@ def fit(probs: Array, labels: Array, fitted_on: str = "validation") -> Calibrati
         measure(calibrated, labels),
         tuple(remarks),
     )
-
-
-def scale(probs: Array, temperature: float, multi_label: bool = False) -> Floats:
-    """p^(1/T), normalised: over the classes, or for each label against its absence.
-
-    >>> scale(np.array([[0.8, 0.2]]), 2.0).round(3)
-    array([[0.667, 0.333]])
-    """
-    sides = _sides(np.asarray(probs, dtype=np.float64), multi_label)
-    scaled = np.exp(_log_softmax(np.log(sides.clip(SMALLEST)) / temperature))
-    return np.asarray(scaled[..., 1] if multi_label else scaled, dtype=np.float64)
 
 
 def fit_temperature(probs: Array, labels: Array) -> float:
@@ -225,17 +214,37 @@ def fit_temperature(probs: Array, labels: Array) -> float:
 
 def measure(probs: Array, labels: Array) -> dict[str, float]:
     """Mean negative log-likelihood of the labels, and how far confidence is from accuracy over bins of confidence."""
-    multi_label = labels.ndim == 2
-    sides = _sides(np.asarray(probs, dtype=np.float64), multi_label)
-    chosen = labels[..., None].astype(np.int64)
-    truth = np.take_along_axis(sides, chosen, axis=-1)
-    confidence, right = sides.max(axis=-1).ravel(), (sides.argmax(axis=-1) == labels).ravel()
-    place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    gaps = np.bincount(place, confidence - right, minlength=BINS)
-    return {
-        "nll": float(-np.log(truth.clip(SMALLEST)).mean()),
-        "calibration_error": float(np.abs(gaps).sum() / len(confidence)),
-    }
+    return {"nll": metrics.log_loss(probs, labels), "calibration_error": metrics.calibration_error(probs, labels)}
+
+
+def shift_frequencies(probs: Array, before: Array, after: Array, *, multi_label: bool = False) -> Floats:
+    """What a network would say that had learned from other class frequencies: p · after / before, normalised.
+
+    A class that was never learned from stays as it is. With several labels present and absent are two classes.
+    """
+    probs, before, after = (np.asarray(each, dtype=np.float64) for each in (probs, before, after))
+    if not multi_label:
+        weighted = probs * np.where(before > 0, after / np.where(before > 0, before, 1.0), 1.0)
+        return np.asarray(weighted / weighted.sum(axis=-1, keepdims=True).clip(SMALLEST), dtype=np.float64)
+    known = (before > 0) & (before < 1)
+    before, after = np.where(known, before, 0.5), np.where(known, after, 0.5)
+    present, absent = probs * after / before, (1 - probs) * (1 - after) / (1 - before)
+    return np.asarray(present / (present + absent).clip(SMALLEST), dtype=np.float64)
+
+
+def estimate_frequencies(probs: Array, before: Array, *, multi_label: bool = False, rounds: int = 1000) -> Floats:
+    """Class frequencies of unlabeled images by expectation maximisation (Saerens et al., 2002).
+
+    `probs` are calibrated for the frequencies `before`; what distinguishes the images of a class is taken to be the
+    same here and there.
+    """
+    estimate = np.asarray(before, dtype=np.float64)
+    for _ in range(rounds):
+        following = shift_frequencies(probs, before, estimate, multi_label=multi_label).mean(axis=0)
+        if np.abs(following - estimate).max() < 1e-7:
+            break
+        estimate = following
+    return estimate
 
 
 def quantile(scores: Array, coverage: float) -> float | None:

@@ -20,18 +20,21 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True, rich_markup_mode=None)
+cache_app = typer.Typer(rich_markup_mode=None)
 bench_app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True, rich_markup_mode=None)
 weights_app = typer.Typer(rich_markup_mode=None)
 labels_app = typer.Typer(help="What was decided on the review page.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(labels_app, name="labels")
 app.add_typer(weights_app, name="weights")
+app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 
 Data = Annotated[str | None, typer.Argument(help="Folder of images; without it the drawn set 'synthetic'.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder that `csda train` made.")]
 Preset = Annotated[
-    str | None, typer.Option(help="paper, default, strong, or quick (what a machine without a GPU gets).")
+    str | None,
+    typer.Option(help="strong (own images on a GPU), features (without one), paper, default or quick."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines, no bars: for log files.")]
 Assignments = Annotated[
@@ -62,7 +65,9 @@ def options(
 @app.command()
 def train(
     data: Data = None,
-    method: Annotated[str | None, typer.Option(help="One of `csda methods`.  [default: csda]")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="One of `csda methods`.  [default: csda; self-train with features]")
+    ] = None,
     preset: Preset = None,
     labels: Annotated[str | None, typer.Option(help="Labels to keep: 300, 10%, 20/class or 10% of groups.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, split and training.  [default: 0]")] = None,
@@ -111,12 +116,40 @@ def train(
 
 
 @app.command()
-def evaluate(run: RunFolder) -> None:
-    """Print what a run achieved on its test images, with 95 % bootstrap intervals."""
-    from csda.report.tables import run_table
+def evaluate(
+    run: RunFolder,
+    data: Annotated[
+        str | None, typer.Argument(help="Folder of labeled images from elsewhere; without it its own test images.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="How to read DATA, where its layout does not tell.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for report, figures and predictions on DATA.")] = None,
+    settings: Assignments = None,
+    quiet: Quiet = False,
+) -> None:
+    """Print what a run achieves on its test images, or on others, with 95 % bootstrap intervals."""
     from csda.runs import Run
 
-    _print(run_table(Run(run)))
+    if data is None:
+        if source or out or settings:
+            raise CsdaError("--source, --out and --set are about images from elsewhere; name their folder, too")
+        from csda.report.tables import run_table
+
+        _print(run_table(Run(run)))
+        return
+    from csda.config import parse_assignments
+    from csda.external import evaluate_external
+    from csda.progress import choose_reporter
+    from csda.report.external import describe_calibration, external_tables, write_external
+
+    chosen = parse_assignments(settings or []) | ({} if source is None else {"source": source})
+    with choose_reporter(quiet) as reporter:
+        external = evaluate_external(Run(run), data, chosen, reporter.images)
+    for table in external_tables(external):
+        _print(table)
+    for remark in (describe_calibration(external), *external.remarks):
+        print(remark)
+    if out is not None:
+        print(f"Report: {write_external(external, out)}")
 
 
 @app.command()
@@ -189,6 +222,22 @@ def report(
         print(write_report(runs[0]))
     else:
         print(write_comparison(runs, out or Path("comparison.html")))
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    to: Annotated[Literal["onnx", "torch", "monai"], typer.Option(help="ONNX, torch.export, or a MONAI bundle.")],
+    out: Annotated[Path | None, typer.Option(help="New folder to write.  [default: RUN-onnx and so on]")] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option(help="Image to compare on; repeatable.  [default: the run's test images]")
+    ] = None,
+) -> None:
+    """Write the model of a run, with its preprocessing and calibration, for programs without csda, and its card."""
+    from csda.export import export as export_model
+    from csda.runs import Run
+
+    print(export_model(Run(run), to, out, images or []))
 
 
 @app.command()
@@ -314,13 +363,15 @@ def methods(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Of data, split and training.")] = 0,
+    settings: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
     """Train `baseline` and `csda` on drawn images and show both side by side, in a few minutes."""
+    from csda.config import parse_assignments
     from csda.demo import run_demo
     from csda.progress import choose_reporter
 
-    run_demo(out, seed, choose_reporter(quiet))
+    run_demo(out, seed, choose_reporter(quiet), parse_assignments(settings or []))
 
 
 @app.command()
@@ -414,6 +465,25 @@ def weights_get(name: Annotated[str, typer.Argument(help="A backbone that `csda 
     from csda.models.weights import fetch_weights
 
     print(fetch_weights(name))
+
+
+@cache_app.callback(invoke_without_command=True)
+def cache(context: typer.Context) -> None:
+    """Show what the cache holds: decoded pixels of each set, hashes of files, weights, and the limit."""
+    if context.invoked_subcommand is None:
+        from csda.data.cache import cache_table
+        from csda.folders import default_cache
+
+        _print(cache_table(default_cache()))
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Remove pixels and hashes of files from the cache; they are made anew when needed. Weights stay."""
+    from csda.data.cache import clear_cache, format_size
+    from csda.folders import default_cache
+
+    print(f"{format_size(clear_cache(default_cache()))} freed in {default_cache()}")
 
 
 @bench_app.command("step")
@@ -510,6 +580,21 @@ def bench_review(
     from csda.research.bench.review import bench_review
 
     _keep_and_show([bench_review(images, labels)], out)
+
+
+@bench_app.command("features")
+def bench_features(
+    data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn]")] = None,
+    settings: Assignments = None,
+    rounds: Rounds = 3,
+    out: FiguresFile = None,
+) -> None:
+    """Time the features of a frozen network against the bare network, and a training on them."""
+    _require_research()
+    from csda.config import parse_assignments
+    from csda.research.bench import bench_features
+
+    _keep_and_show([bench_features(parse_assignments(settings or []), data, rounds)], out)
 
 
 def _require_research() -> None:

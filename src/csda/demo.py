@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -19,12 +21,23 @@ REMARK = (
 )
 
 
-def run_demo(out: Path, seed: int, reporter: Reporter) -> Path:
-    """Train each method, print the comparison and write its report; runs that are already there are kept."""
+def run_demo(out: Path, seed: int, reporter: Reporter, settings: Mapping[str, Any] | None = None) -> Path:
+    """Train each method, print the comparison and write its report; runs that are already there are kept.
+
+    `settings` are settings of both runs, for a shorter or longer demonstration.
+    """
     runs = []
     for method in METHODS:
         reporter.note(f"Training {method}")
-        run = train(method=method, preset="quick", seed=seed, out=out / method, resume=True, reporter=reporter)
+        run = train(
+            method=method,
+            preset="quick",
+            seed=seed,
+            out=out / method,
+            settings=settings,
+            resume=True,
+            reporter=reporter,
+        )
         if run.settings.seed != seed:
             raise RunError(f"{out}: holds a demonstration with seed {run.settings.seed}; give another --out")
         write_report(run.folder)

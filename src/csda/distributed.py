@@ -10,8 +10,10 @@ Every process computes the same loss. Its gradients are those of the sum over th
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from csda.errors import RunError
+from csda.errors import DataError, RunError
 
 Result = TypeVar("Result")
 
@@ -111,6 +113,19 @@ class Ranks:
         result: Result = box[0]
         return result
 
+    def require_same(self, value: str, what: str) -> None:
+        """A `DataError` in every process where one has another value than the first."""
+        if self.alone:
+            return
+        values: list[Any] = [None] * self.size
+        with _explained():
+            dist.all_gather_object(values, hashlib.sha256(value.encode(errors="surrogateescape")).digest())
+        if others := [str(rank) for rank, its in enumerate(values) if its != values[0]]:
+            raise DataError(
+                f"{what} of process {', '.join(others)} are not those of process 0; "
+                "give all processes the same data, under the same path"
+            )
+
 
 class _Gather(torch.autograd.Function):
     """The parts of all processes, one after the other; the gradient of a part comes from all of them."""
@@ -172,13 +187,24 @@ def stops_first() -> bool:
         return True
 
 
+_GONE = re.compile(
+    r"connection (closed|reset|refused|was)|peer|broken pipe|timed? ?out|read error|pair closure|socket|abort|"
+    r"unhandled system error|remote process|connectfullmesh",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and the store say when another process is not there any more."""
+
+
 @contextmanager
 def _explained() -> Iterator[None]:
+    """Say so where another process has ended; all other errors stay what they are."""
     try:
         yield
-    except RuntimeError:
+    except RuntimeError as error:
         # What cannot be captured in a CUDA graph is the engine's business.
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise
+        if not isinstance(error, dist.DistError) and not _GONE.search(str(error)):
             raise
         raise RunError(_ENDED) from None
 

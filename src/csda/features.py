@@ -81,7 +81,7 @@ class Extractor:
                 self.network(plain(self._bring(pixels[start : start + self.batch_size]))).float()
                 for start in range(0, len(pixels), self.batch_size)
             ]
-        return torch.cat(features).cpu().numpy()
+        return torch.cat(features).cpu().numpy().astype(np.float32, copy=False)
 
     def _bring(self, pixels: Pixels) -> Tensor:
         images = torch.from_numpy(np.array(pixels))  # a copy, since what is mapped may not be written to

@@ -121,9 +121,15 @@ class Predictor:
         return np.concatenate(found) if found else np.empty((0, len(self.classes)), dtype=np.float32)
 
     def stream(
-        self, paths: Iterable[Path], batch_size: int = 256, *, jobs: int | None = None, tta: bool = False
+        self,
+        paths: Iterable[Path],
+        batch_size: int = 256,
+        *,
+        jobs: int | None = None,
+        tta: bool = False,
+        calibrated: bool = True,
     ) -> Iterator[Outcome]:
-        """What becomes of each file, in order, calibrated where the model knows how.
+        """What becomes of each file, in order; probabilities are `calibrated` where the model knows how.
 
         So many `jobs`, threads, decode coming files while the network computes. No more than a few batches are in
         memory at a time, however many files there are.
@@ -135,7 +141,7 @@ class Predictor:
                 pending.append((group, problems))
                 yield images
 
-        for probs in self._compute(pixels(), tta, calibrated=True):
+        for probs in self._compute(pixels(), tta, calibrated):
             group, problems = pending.popleft()
             rows = iter(probs)
             for position, path in enumerate(group):
@@ -237,7 +243,7 @@ class Predictor:
 
     @torch.inference_mode()
     def _launch(self, pixels: Pixels, tta: bool) -> Tensor:
-        images = torch.from_numpy(pixels)
+        images = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
         if self.device.type == "cuda":
             images = images.pin_memory().to(self.device, non_blocking=True)
         if not len(images):

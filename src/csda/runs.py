@@ -299,11 +299,11 @@ class Run:
             places["split"] = theirs.split
         if not self.begun or differences(config.model_copy(update=places), theirs):
             return False
-        from csda.data.content import content_digest
+        from csda.data.content import content_digest, hash_contents
         from csda.data.prepared import load_configured
 
-        known = self.environment.get("data_digest")
-        return known is not None and known == content_digest(load_configured(config))
+        known, dataset = self.environment.get("data_digest"), load_configured(config)
+        return known is not None and known == content_digest(dataset, hash_contents(dataset, fresh=True))
 
     def write_epoch(
         self, row: Mapping[str, Any], arrays: Mapping[str, Array], rows_before: Sequence[Mapping[str, Any]]

@@ -489,25 +489,40 @@ class Trainer:
         return f"{place}: preset {config.preset}, {work}; the run is in {run.folder}"
 
     def _epoch_seconds(self) -> float:
-        """Measured by a few passes of copies, so that nothing of the run changes."""
-        rehearsal, parts = copy(self), self.parts
+        """Of an epoch on the average, measured by a few passes of copies, so that nothing of the run changes."""
+        config, parts, rehearsal = self.config, self.parts, copy(self)
         rehearsal.model, rehearsal.method = deepcopy((self.model, self.method))
         rehearsal._open_optimizer()
         rehearsal.begin_epoch(1)
-        durations: list[float] = []
-        for inputs in islice(rehearsal.sample(1), 8):
-            durations.append(_seconds(rehearsal._learn, *inputs))
-            if self.ranks.from_first(lambda: sum(durations) > 0.5):
-                break
-        test = parts.test.first(self.config.eval_batch_size)
-        evaluated = (len(parts.val) + len(parts.test) + len(parts.unlabeled)) / len(test)
-        predicting = _seconds(self.evaluator.predict, rehearsal.model, test)
-        return self.config.steps_per_epoch * min(durations, default=0.0) + evaluated * predicting
+        test = parts.test.first(config.eval_batch_size)
+        evaluated = (len(parts.val) + len(parts.test)) / len(test)
+        predicting = self._typical_seconds([()] * 3, lambda: self.evaluator.predict(rehearsal.model, test))
+        warming_up = self._typical_seconds(rehearsal.sample(1, labels_only=True), rehearsal._learn(rehearsal.warm_up))
+        seconds = config.steps_per_epoch * warming_up + evaluated * predicting
+        if not METHODS[config.method].uses_unlabeled:
+            return seconds
+        stepping = self._typical_seconds(rehearsal.sample(1), rehearsal._learn(rehearsal.step))
+        more = config.steps_per_epoch * (stepping - warming_up) + len(parts.unlabeled) / len(test) * predicting
+        return seconds + more * (config.epochs - config.warm_up_epochs) / config.epochs
 
-    def _learn(self, *inputs: Tensor) -> None:
+    def _typical_seconds(self, inputs: Iterable[tuple[Tensor, ...]], function: Callable[..., object]) -> float:
+        """The median of some calls after the first, which makes room and chooses kernels and takes much longer."""
+        durations: list[float] = []
+        for given in islice(inputs, 8):
+            durations.append(_seconds(function, *given))
+            if self.ranks.from_first(lambda: len(durations) > 2 and sum(durations[1:]) > 0.4):
+                break
+        later = sorted(durations[1:] or durations)
+        return later[len(later) // 2] if later else 0.0  # a method that is fitted at once has no steps
+
+    def _learn(self, compute: Callable[..., StepOutput]) -> Callable[..., None]:
         """A step without its update, which takes next to no time."""
-        with self.engine.arithmetic():
-            self.step(*inputs).loss.backward()
+
+        def learn(*inputs: Tensor) -> None:
+            with self.engine.arithmetic():
+                compute(*inputs).loss.backward()
+
+        return learn
 
 
 def _predicting_state(model: TwoStream) -> dict[str, Tensor]:

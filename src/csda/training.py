@@ -59,15 +59,16 @@ def train(
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     labels_from: str | Path | None = None,
+    verbose: bool = False,
     reporter: Reporter | None = None,
 ) -> Run:
     """Train a classifier and return its run, the folder `out` with model, predictions and history.
 
     `data` is a folder of images, or None for the drawn set `synthetic`; `settings` are further settings by name, as
-    `--set` takes them. With `resume`, a run that was interrupted goes on where its last epoch ended. With
-    `labels_from`, a run or the review of a folder, the labels that were decided on there are added; what is not chosen
-    here is as it was there, and validation and test images stay the same. Processes that `torchrun` started train one
-    run together.
+    `--set` takes them. Nothing is printed unless `verbose` or a `reporter` asks for it. With `resume`, a run that was
+    interrupted goes on where its last epoch ended. With `labels_from`, a run or the review of a folder, the labels that
+    were decided on there are added; what is not chosen here is as it was there, and validation and test images stay the
+    same. Processes that `torchrun` started train one run together.
     """
     choices = {"data": data, "method": method, "preset": preset, "labels": labels, "seed": seed}
     chosen = {
@@ -82,7 +83,7 @@ def train(
         chosen = before | chosen | {"labels_from": str(labels_from)}
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    with joined_ranks() as ranks, _reporter_of(reporter, ranks) as reporter, ExitStack() as stack:
+    with joined_ranks() as ranks, _reporter_of(reporter, verbose, ranks) as reporter, ExitStack() as stack:
         folder, config, run = ranks.from_first(lambda: _open_folder(out, chosen, resume, stack))
         if run is not None and run.finished:
             reporter.note(f"{run.folder}: this run has already finished")
@@ -92,7 +93,13 @@ def train(
             reporter.note(remark)
         weights = ranks.from_first(lambda: _first_weights(config, run))
         begun = run.beginning if run is not None else None
-        prepared = prepare_data(config, reporter, upper_bound=METHODS[config.method].uses_truth, begun=begun)
+        prepared = prepare_data(
+            config,
+            reporter,
+            upper_bound=METHODS[config.method].uses_truth,
+            begun=begun,
+            require_same=ranks.require_same,
+        )
         device = choose_device(config.device, ranks.local_rank)
         with using(device, config.precision, config.time_kernels):
             features = None
@@ -116,13 +123,14 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
     of picture, and a CPU gets a shorter schedule on smaller images. Where the weights that these presets begin with are
     not installed, and nobody asked for them, a GPU begins from random ones and a CPU takes the preset `quick`.
     """
-    name = str(chosen.get("method", "csda"))
+    preset = str(chosen.get("preset", _default_preset(chosen)))
+    name = str(chosen.get("method", PRESETS[preset].method if preset in PRESETS else "csda"))
     if name not in METHODS:
         raise ConfigError(f"method = {name!r} is unknown; choose one of {', '.join(METHODS)}")
     entry = METHODS[name]
     if not entry.steps:  # as many as others have, in a grid of runs, mean nothing to it
         chosen = {key: value for key, value in chosen.items() if key not in ("epochs", "steps_per_epoch")}
-    basis: dict[str, Any] = {"preset": _default_preset(chosen)}
+    basis: dict[str, Any] = {"preset": preset, "method": name}
     if (
         torch.cuda.is_available()
         and chosen.get("device") != "cpu"
@@ -131,7 +139,7 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
         basis["precision"] = "bf16"
     if chosen.get("data", "synthetic") == "synthetic":
         basis["labels"] = "150"
-    if chosen.get("preset", basis["preset"]) == "strong":
+    if preset == "strong":
         if not chosen.get("frozen", entry.defaults.get("frozen", False)):
             basis |= _strong_basis(chosen)
         if lacks_weights(chosen) and "pretrained" not in entry.defaults:
@@ -172,7 +180,8 @@ def _default_preset(chosen: Mapping[str, Any]) -> str:
         return "default" if torch.cuda.is_available() else "quick"
     if torch.cuda.is_available() and chosen.get("device") != "cpu":
         return "strong"
-    on_features = METHODS[str(chosen.get("method", "csda"))].on_features
+    entry = METHODS.get(str(chosen.get("method")))
+    on_features = entry is None or entry.on_features
     return "features" if on_features and not lacks_weights(chosen) else "quick"
 
 
@@ -321,9 +330,11 @@ def _settings_of(folder: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in OF_THE_DATA} if "preset" in chosen else values
 
 
-def _reporter_of(reporter: Reporter | None, ranks: Ranks) -> Reporter:
-    """Of several processes the first one reports."""
-    return (reporter or choose_reporter(quiet=False)) if ranks.first else Reporter()
+def _reporter_of(reporter: Reporter | None, verbose: bool, ranks: Ranks) -> Reporter:
+    """Of several processes the first one reports, where somebody wants to know."""
+    if reporter is None and verbose:
+        reporter = choose_reporter(quiet=False)
+    return reporter if reporter is not None and ranks.first else Reporter()
 
 
 def _open_folder(

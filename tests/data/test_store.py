@@ -535,7 +535,7 @@ def test_the_embedded_set(tmp_path: Path) -> None:
 
 
 LARGE = """
-import shutil, sys
+import shutil, sys, zlib
 from pathlib import Path
 import numpy as np
 from csda.data import cache, store
@@ -550,6 +550,7 @@ made = rows.folder(folder / "cache")
 made.mkdir(parents=True)
 cache._create(made, rows)
 (made / "done").write_bytes(b"\\1" * len(records))
+np.full(len(records), zlib.crc32(bytes(128 * 128 * 3)), np.uint32).tofile(made / "sums")
 del rows
 pixels = store.open_pixels(dataset, 128, channels=3, cache=folder / "cache")
 assert pixels.array.shape == (200_000, 128, 128, 3)

@@ -5,11 +5,15 @@ order: when one changes, a new folder is made and the rows that stayed are copie
 it is marked as done, and it is marked after its values have reached the disk, so that a process may be killed at any
 time and the next one goes on where it was. Whoever holds the lock of a folder makes what is missing in it, others wait
 and then read. Rows that cannot be made are not marked, and the next who asks tries again.
+
+Every row has a checksum, with which it is compared when a process first reads it; one that does not fit is made anew.
+The whole cache keeps to a limit: the folders that were used longest ago make room for a new one.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shutil
@@ -18,28 +22,40 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from errno import EDQUOT, ENOSPC
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from csda.errors import DataError
+from csda.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 FOLDERS_KEPT = 3
 """For one set at one size: the present list of files and earlier ones, whose rows may be of use again."""
 
+CACHE_LIMIT = 50
+"""GB of pixels that the cache keeps, unless told otherwise."""
+
 SYNC_SECONDS = 0.5
 """How often what was written is marked as done: so much work is lost when a process is killed."""
+
+KINDS = ("pixels", "features")
+"""Parts of the cache that keep to its limit, a folder for each list of rows."""
 
 Progress = Callable[[int, int], None]
 Flags = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
+Sums = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +87,18 @@ class Rows:
 
     def folder(self, cache: Path) -> Path:
         return folder_of(cache, self.place, self.settings, self.keys)
+
+
+def cache_limit() -> int:
+    """Bytes that pixels and features in the cache take at most: `$CSDA_CACHE_LIMIT` in GB, or `CACHE_LIMIT`."""
+    text = os.environ.get("CSDA_CACHE_LIMIT") or str(CACHE_LIMIT)
+    try:
+        limit = float(text)
+        if not 0 <= limit < 1e9:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"CSDA_CACHE_LIMIT = {text!r} is no number of GB; give one such as 50") from None
+    return int(limit * 2**30)
 
 
 def digest(*parts: bytes) -> bytes:
@@ -119,8 +147,8 @@ def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Values, di
         problem = f"The cache {cache} cannot be written ({error.strerror or error})"
         if rows.bytes > physical_memory() // 2:
             raise DataError(
-                f"{problem} and the {_size(rows.bytes)} of {kind} do not fit into memory either: name a folder with "
-                f"room in the environment variable CSDA_CACHE or choose a smaller image_size."
+                f"{problem} and the {format_size(rows.bytes)} of {kind} do not fit into memory either: name a folder "
+                f"with room in the environment variable CSDA_CACHE or choose a smaller image_size."
             ) from error
         remark = f"{problem}: {kind} are made anew on each start, unless CSDA_CACHE names a folder with room."
         return *load_in_memory(rows, progress), (remark,)
@@ -158,7 +186,8 @@ class Disk:
 
     def __init__(self, folder: Path, rows: Rows) -> None:
         self.done: Flags = rows_done(folder, len(rows.keys))
-        self._pixels, self._done = (FileIO(folder / name, "r+b") for name in ("pixels", "done"))
+        self._sums = _read_sums(folder, len(rows.keys))
+        self._pixels, self._done, self._checks = (FileIO(folder / name, "r+b") for name in ("pixels", "done", "sums"))
         self._writing = Lock()
         self._written: list[int] = []
         self._synced = time.monotonic()
@@ -166,6 +195,7 @@ class Disk:
     def close(self) -> None:
         self._pixels.close()
         self._done.close()
+        self._checks.close()
 
     def write(self, images: Mapping[int, Values]) -> None:
         """Write rows in ascending order, from any thread; they count after the next `sync`."""
@@ -175,12 +205,15 @@ class Disk:
             pixels = np.stack([images[position] for position in run.tolist()])
             with self._writing:
                 _write_at(self._pixels, int(run[0]) * pixels[0].nbytes, pixels.data.cast("B"))
+                self._sums[run] = [crc32(image) for image in pixels]
                 self._written += run.tolist()
 
     def sync(self) -> None:
         """Let what was written count, now that it is safe on the disk."""
         with self._writing:
             os.fsync(self._pixels.fileno())
+            _write_at(self._checks, 0, self._sums.data.cast("B"))
+            os.fsync(self._checks.fileno())
             self.done[self._written] = True
             _write_at(self._done, 0, self.done.data.cast("B"))
             self._written, self._synced = [], time.monotonic()
@@ -238,15 +271,82 @@ def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
+class Guard:
+    """Compares rows of a folder with their checksums when they are first read, and mends those that do not fit."""
+
+    def __init__(self, folder: Path, rows: Rows) -> None:
+        self._folder = folder
+        self._make = rows.make
+        self._sums = _read_sums(folder, len(rows.keys))
+        # Rows that could not be made are black, and nobody trains on them.
+        self._unread = rows_done(folder, len(rows.keys))
+        self._mending = Lock()
+
+    def check(self, array: Values, first: Any) -> None:
+        """Compare the rows of the array that an index of its first axis means, where nobody has yet."""
+        wanted = np.zeros(len(array), bool)
+        if isinstance(first, np.ndarray) and first.dtype == np.bool_:
+            first = first.reshape(len(first), -1).any(axis=1)  # a mask may choose single values
+        wanted[first] = True
+        for row in np.flatnonzero(wanted & self._unread).tolist():
+            self.accepts(row, array[row])
+
+    def accepts(self, row: int, image: Values) -> bool:
+        """Whether this is the row as it was made; otherwise it is so in the file now, and is to be read again."""
+        if not self._unread[row] or crc32(image.data) == self._sums[row]:
+            self._unread[row] = False
+            return True
+        with self._mending:
+            self._mend(row)
+        return False
+
+    def _mend(self, row: int) -> None:
+        [made] = self._make([row])
+        if isinstance(made, str):
+            raise DataError(
+                f"{self._folder}: row {row} of the cache is damaged, and its image {made}; restore the image"
+            )
+        try:
+            for name, content in (("pixels", made), ("sums", np.array([crc32(made.data)], np.uint32))):
+                with FileIO(self._folder / name, "r+b") as file:
+                    _write_at(file, row * content.nbytes, content.data.cast("B"))
+        except OSError as error:
+            raise DataError(
+                f"{self._folder}: row {row} of the cache is damaged and cannot be mended "
+                f"({(error.strerror or str(error)).lower()}); give `csda cache clear`, or name another CSDA_CACHE"
+            ) from None
+        self._unread[row] = False
+        logging.getLogger(__name__).warning("%s: row %d was damaged and has been made anew", self._folder, row)
+
+
+class MappedRows(np.memmap[Any, np.dtype[Any]]):
+    """Rows in a file of the cache, guarded: what is read of them by an index is what was written."""
+
+    guard: Guard | None = None
+    """None for a part of them, which was checked when it was taken."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.guard is not None:
+            self.guard.check(self.view(np.ndarray), index[0] if isinstance(index, tuple) else index)
+        return super().__getitem__(index)
+
+
 def _map(folder: Path, rows: Rows) -> Values:
-    array: Values = np.memmap(folder / "pixels", rows.dtype, "r", shape=(len(rows.keys), *rows.shape))
+    array = MappedRows(folder / "pixels", rows.dtype, "r", shape=(len(rows.keys), *rows.shape))
+    array.guard = Guard(folder, rows)
     return array
+
+
+def _read_sums(folder: Path, count: int) -> Sums:
+    sums = np.fromfile(folder / "sums", np.uint32)
+    return sums if len(sums) == count else np.zeros(count, np.uint32)
 
 
 def _open_whole(folder: Path, rows: Rows) -> Values | None:
     """The values where every row is done; also from a cache that may only be read."""
     try:
-        if not rows_done(folder, len(rows.keys)).all():
+        done = rows_done(folder, len(rows.keys))
+        if not done.all() or (folder / "sums").stat().st_size != 4 * len(done):
             return None
         array = _map(folder, rows)
     except (OSError, ValueError):  # there is none yet, or somebody damaged it
@@ -257,14 +357,19 @@ def _open_whole(folder: Path, rows: Rows) -> Values | None:
 
 
 def _create(folder: Path, rows: Rows) -> None:
-    """Make the files of a folder with all rows missing, unless they are there and undamaged."""
-    lengths = {"done": len(rows.keys), "pixels": rows.bytes, "keys": 16 * len(rows.keys)}
+    """Make the files of a folder with all rows missing, unless they are there and of the right size."""
+    count = len(rows.keys)
+    lengths = {"done": count, "pixels": rows.bytes, "sums": 4 * count, "keys": 16 * count}
     with suppress(OSError):
         if all((folder / name).stat().st_size == length for name, length in lengths.items()):
             return
+    limit, needed = cache_limit(), sum(lengths.values())
+    if limit < needed:
+        raise OSError(ENOSPC, f"{format_size(needed)} are needed and CSDA_CACHE_LIMIT is {format_size(limit)}")
+    _make_room(folder.parents[2], limit - needed, folder)
     free = shutil.disk_usage(folder).free
-    if free < rows.bytes:
-        raise OSError(ENOSPC, f"{_size(rows.bytes)} are needed and {_size(free)} free")
+    if free < needed:
+        raise OSError(ENOSPC, f"{format_size(needed)} are needed and {format_size(free)} free")
     # `done` comes first: what it said does not hold for pixels that are made anew.
     for name, length in lengths.items():
         with (folder / name).open("wb") as file:
@@ -287,12 +392,14 @@ def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
     for other in _siblings(folder):
         try:
             keys, done = (other / "keys").read_bytes(), np.fromfile(other / "done", np.bool_)
+            sums = _read_sums(other, len(done))
             array = np.memmap(other / "pixels", rows.dtype, "r", shape=(len(done), *rows.shape))
         except (OSError, ValueError):
             continue
         for row in np.flatnonzero(done).tolist():
-            position = missing.pop(keys[16 * row : 16 * row + 16], None)
-            if position is not None:
+            position = missing.get(keys[16 * row : 16 * row + 16])
+            if position is not None and crc32(array[row]) == sums[row]:
+                del missing[keys[16 * row : 16 * row + 16]]
                 disk.write({position: array[row]})
                 disk.sync_when_due()
     disk.sync()
@@ -314,19 +421,120 @@ def _evict(folder: Path) -> None:
         os.utime(folder)
     same = [other for other in _siblings(folder) if _owner(other) == _owner(folder)]
     for old in same[FOLDERS_KEPT - 1 :]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
+
+
+def _make_room(cache: Path, limit: int, kept: Path) -> None:
+    """Remove the folders that were used longest ago until the others, but for `kept`, keep to a limit."""
+    others = [entry for entry in list_folders(cache) if entry.folder != kept]
+    total = sum(entry.bytes for entry in others)
+    for entry in sorted(others, key=lambda entry: entry.used):
+        if total <= limit:
+            return
+        if _remove(entry.folder):
+            total -= entry.bytes
+
+
+def _remove(folder: Path) -> bool:
+    """Remove a folder that nobody is filling; those who read it keep what they have mapped."""
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            shutil.rmtree(folder, ignore_errors=True)
+    except (OSError, Timeout):
+        return False
+    return not folder.exists()
 
 
 def _owner(folder: Path) -> str | None:
     try:
         return str(json.loads((folder / "about.json").read_text())["owner"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+# --- shown and cleared ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One folder of pixels or features: whose they are, of how many images, and when they were last used."""
+
+    folder: Path
+    owner: str
+    images: int
+    bytes: int
+    used: float
+
+
+def list_folders(cache: Path) -> list[Entry]:
+    """The folders of pixels and features in the cache."""
+    entries = []
+    for folder in (folder for kind in KINDS for folder in cache.glob(f"{kind}/*/[!.]*")):
+        with suppress(OSError):  # another process may be removing it
+            done = folder / "done"
+            images = done.stat().st_size if done.is_file() else 0
+            entries.append(
+                Entry(folder, _owner(folder) or "unknown", images, _bytes_below(folder), folder.stat().st_mtime)
+            )
+    return sorted(entries, key=lambda entry: -entry.used)
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.lstat().st_size if not path.is_dir() else 0
+    return total
+
+
+def bytes_of(cache: Path) -> dict[str, int]:
+    """What each part of the cache takes: pixels, features, hashes of contents, weights."""
+    return {folder.name: _bytes_below(folder) for folder in sorted(cache.glob("[!.]*")) if folder.is_dir()}
+
+
+def cache_table(cache: Path) -> Table:
+    """The cache for the terminal: a line for each folder of pixels or features, and for what else there is."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, title=Text(f"{cache}", "bold"), title_justify="left")
+    table.add_column("What")
+    for name in ("Images", "Size", "Last used"):
+        table.add_column(name, justify="right")
+    for entry in list_folders(cache):
+        used = datetime.fromtimestamp(entry.used).isoformat(" ", "minutes")
+        table.add_row(
+            Text(f"{entry.owner}: {entry.folder.parent.parent.name} {entry.folder.parent.name}"),
+            f"{entry.images:,}",
+            format_size(entry.bytes),
+            used,
+        )
+    sizes = bytes_of(cache)
+    for name, count in sizes.items():
+        if name not in KINDS:
+            table.add_row(Text({"content": "hashes of files"}.get(name, name)), "", format_size(count), "")
+    limit = f"of {format_size(cache_limit())} for pixels and features (CSDA_CACHE_LIMIT)"
+    table.add_row("all", "", format_size(sum(sizes.values())), limit)
+    return table
+
+
+def clear_cache(cache: Path) -> int:
+    """Remove all pixels, features and hashes, but for what another process is making; the bytes that are free again.
+
+    Weights, which came over the network, stay.
+    """
+    before = sum(bytes_of(cache).values())
+    for entry in list_folders(cache):
+        _remove(entry.folder)
+    shutil.rmtree(cache / "content", ignore_errors=True)
+    return before - sum(bytes_of(cache).values())
 
 
 def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
 
 
-def _size(count: int) -> str:
+def format_size(count: int) -> str:
+    """A number of bytes for people."""
     return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.1f} MB"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,11 +17,12 @@ from PIL import Image
 from csda.config import RunConfig
 from csda.data import SOURCES, load_dataset
 from csda.data.cache import Progress, digest
-from csda.data.content import hash_file
+from csda.data.content import UNREADABLE, hash_file
 from csda.data.csv_files import NONE_PRESENT
 from csda.data.decode import Header, UnreadableError, is_grey, read_header, read_image, unremarked
+from csda.data.duplicates import find_duplicates, name_pair, remark_duplicates
 from csda.data.prepared import load_configured, split_configured
-from csda.data.records import Dataset, Record, Split
+from csda.data.records import Dataset, Record
 from csda.data.splits import leave_out, make_split
 from csda.data.store import available_cores, refuse_unreadable
 from csda.errors import DataError
@@ -110,14 +111,12 @@ def check(
 ) -> Report:
     """Read every image of the set and divide it as a training with these settings would; nothing is written."""
     findings = list(_inspect(dataset, progress or (lambda done, total: None)))
-    unreadable, same, headers = [], defaultdict(list), []
-    for record, found in zip(dataset.records, findings, strict=True):
-        if isinstance(found, str):
-            unreadable.append((record, found))
-        else:
-            headers.append(found[0])
-            same[found[1]].append(record)
-    duplicates = tuple(tuple(records) for records in same.values() if len(records) > 1)
+    unreadable = [
+        (record, found) for record, found in zip(dataset.records, findings, strict=True) if isinstance(found, str)
+    ]
+    headers = [found[0] for found in findings if not isinstance(found, str)]
+    contents = [UNREADABLE if isinstance(found, str) else found[1] for found in findings]
+    duplicates = find_duplicates(dataset.records, contents)
     counts = _count(dataset)
 
     problems, remarks, split = [], list(dataset.remarks), None
@@ -134,7 +133,7 @@ def check(
         remarks += split.remarks
         if not split.unlabeled:
             remarks.append("every image has a label: keep some of the labels only, or train the method baseline")
-    remarks += _remark_duplicates(duplicates, split)
+    remarks += remark_duplicates(dataset, contents, split)
     remarks += _remark_published(counts)
     facts = _list_facts(dataset, headers, counts, duplicates, unreadable)
     return Report(dataset, counts, facts, duplicates, tuple(unreadable), tuple(problems), tuple(remarks))
@@ -178,29 +177,6 @@ def _count(dataset: Dataset) -> tuple[Count, ...]:
         groups = {record.group for record in dataset.records} - {None}
         counts += [("images", len(dataset.records)), ("groups", len(groups))]
     return tuple(Count(name, number, published.get(name)) for name, number in counts)
-
-
-def _remark_duplicates(duplicates: Sequence[Sequence[Record]], split: Split | None) -> list[str]:
-    parts = () if split is None else (("val", split.val), ("test", split.test))
-    held_out = {record.id: part for part, members in parts for record in members}
-    judged: dict[str, Callable[[Record], object]] = {
-        "with different labels": lambda record: record.label,
-        "in different parts of the split": lambda record: held_out.get(record.id, "train"),
-    }
-    found = {
-        what: [tuple(unlike.values()) for same in duplicates if len(unlike := _unlike(same, judge)) > 1]
-        for what, judge in judged.items()
-    }
-    return [f"duplicates {what}: {len(some)}, {_name(some[0])} for one" for what, some in found.items() if some]
-
-
-def _unlike(same: Sequence[Record], judge: Callable[[Record], object]) -> dict[object, Record]:
-    """One record for each thing that is said of them."""
-    return {said: record for record in same if (said := judge(record)) is not None}
-
-
-def _name(same: Sequence[Record]) -> str:
-    return " = ".join(record.id for record in same[:2])
 
 
 def _remark_published(counts: Sequence[Count]) -> list[str]:
@@ -278,7 +254,7 @@ def print_report(report: Report, console: Console) -> None:
         classes.add_row(*cells[: len(classes.columns)])
     console.print(Text(f"{report.dataset.root or report.dataset.name}", "bold"), facts, classes, sep="\n")
     lines = [(f"{record.path or record.id}: {reason}", "red") for record, reason in report.unreadable]
-    lines += [(f"{_name(same)}: the same content", "yellow") for same in report.duplicates[:LISTED]]
+    lines += [(f"{name_pair(same)}: the same content", "yellow") for same in report.duplicates[:LISTED]]
     lines += [(f"Note: {remark}", "") for remark in report.remarks]
     lines += [(f"Would stop a training: {problem}", "bold red") for problem in report.problems]
     if not report.problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
@@ -23,17 +24,23 @@ UNREADABLE = digest(b"unreadable")
 WIDTH = len(UNREADABLE)
 
 
-def content_digest(dataset: Dataset, cache: Path | None = None, *, fresh: bool = False) -> str:
-    """Sixteen hexadecimal digits that stand for the ids, labels, groups and file contents of a set.
+def hash_contents(dataset: Dataset, cache: Path | None = None, *, fresh: bool = False) -> list[bytes]:
+    """A hash of each record's file.
 
-    Neither the folder's place nor the image size matters. Hashes of files are kept in the cache by path, size, inode
-    and times, so that a file is read again only when one of these changes, or when all are asked for `fresh`. Drawn
-    sets are known by what they are drawn with.
+    They are kept in the cache by path, size, inode and times, so that a file is read again only when one of these
+    changes, or when all are asked for `fresh`. Drawn sets are known by what they are drawn with.
     """
     if dataset.draw is None:
-        contents = _hash_files(dataset, cache or default_cache(), fresh)
-    else:
-        contents = [digest(dataset.name.encode(), dataset.drawn_with.encode())] * len(dataset.records)
+        return _hash_files(dataset, cache or default_cache(), fresh)
+    return [digest(dataset.name.encode(), dataset.drawn_with.encode())] * len(dataset.records)
+
+
+def content_digest(dataset: Dataset, contents: Sequence[bytes] | None = None) -> str:
+    """Sixteen hexadecimal digits that stand for the ids, labels, groups and file `contents` of a set.
+
+    Neither the folder's place nor the image size matters.
+    """
+    contents = hash_contents(dataset) if contents is None else contents
     lines = [
         digest(record.id.encode(), label_text(record.label, dataset.classes).encode(), _group(record.group), content)
         for record, content in zip(dataset.records, contents, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from csda.config import RunConfig
 from csda.data import load_dataset, split_dataset
-from csda.data.content import content_digest
+from csda.data.content import content_digest, hash_contents
+from csda.data.duplicates import remark_duplicates
 from csda.data.folder import load_unlabeled
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.data.reviewed import REVIEW_FILE, decided_dataset, decided_split, has_split, read_review, relabel
-from csda.data.splits import Begun, leave_out, move_to_labeled, restore_split
+from csda.data.splits import Begun, leave_out, list_split, move_to_labeled, restore_split
 from csda.data.store import open_pixels
 from csda.errors import DataError
 from csda.progress import Reporter
@@ -40,13 +41,22 @@ class PreparedData:
 
 
 def prepare_data(
-    config: RunConfig, reporter: Reporter, *, upper_bound: bool = False, begun: Begun | None = None
+    config: RunConfig,
+    reporter: Reporter,
+    *,
+    upper_bound: bool = False,
+    begun: Begun | None = None,
+    require_same: Callable[[str, str], None] = lambda value, what: None,
 ) -> PreparedData:
     """Read, split and decode. A run that goes on keeps the split that it has `begun` with, and needs the same data.
 
-    For the `upper_bound` the unlabeled images whose labels are known become labeled ones.
+    For the `upper_bound` the unlabeled images whose labels are known become labeled ones. `require_same(value, what)`
+    refuses what differs between processes that train together.
     """
     dataset = load_configured(config)
+    contents = hash_contents(dataset, fresh=begun is not None)
+    digest = content_digest(dataset, contents)
+    require_same(digest, f"{config.data}: images, labels or groups")
     # The split is drawn over all records, so that a file which cannot be read changes nothing for the others.
     if begun is not None:
         split = restore_split(begun, relabel(dataset, begun.split, begun.path) if config.labels_from else dataset)
@@ -54,7 +64,7 @@ def prepare_data(
         split = split_configured(dataset, config)
         if upper_bound:
             split = move_to_labeled(split, split.truth)
-    digest = content_digest(dataset, fresh=begun is not None)
+    require_same(repr(list(list_split(split, dataset.classes))), f"{config.data}: the parts of the split")
     if begun is not None and digest != (begun.digest or digest):
         raise DataError(
             f"{config.data}: images, labels or groups are not those that the run began with; restore them, or begin "
@@ -71,7 +81,9 @@ def prepare_data(
         _require_all(begun, store.unreadable)
     split = leave_out(split, store.unreadable, dataset)
     unreadable = tuple(f"{record.path}: {reason}; left out" for record, reason in store.unreadable)
-    remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks)
+    require_same(repr(unreadable), f"{config.data}: the images that cannot be read")
+    twice = remark_duplicates(dataset, contents, split)
+    remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks, *twice)
     for remark in remarks:
         reporter.note(remark)
     return PreparedData(dataset, store.array, split, remarks, digest, store.keys)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from csda.data.augment import Augmentation, Selection
+from csda.data.cache import MappedRows
 from csda.data.loader import ImagePool, Positions
 from csda.data.records import Pixels
 from csda.errors import DataError
@@ -80,6 +81,7 @@ class HostPixels:
         self.array = array
         self.rows = rows
         self.device = device
+        self._guard = array.guard if isinstance(array, MappedRows) else None
         self._file: int | None = None
         self._name, self._offset = "", 0
         if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and hasattr(os, "preadv"):
@@ -101,12 +103,20 @@ class HostPixels:
         """Write the images at these positions into `images`."""
         rows = self.rows[indices]
         if self._file is None:
+            if self._guard is not None:
+                self._guard.check(self.array.view(np.ndarray), rows)
             # Any mode but "raise" writes straight into the result.
             np.take(self.array, rows, axis=0, out=images, mode="clip")
             return
         for row, image in zip(rows.tolist(), images, strict=True):
-            if os.preadv(self._file, [image], self._offset + row * image.nbytes) < image.nbytes:
-                raise DataError(f"{self._name} was cut short while it was in use; train again to restore it")
+            self._read(row, image)
+            if self._guard is not None and not self._guard.accepts(row, image):
+                self._read(row, image)
+
+    def _read(self, row: int, image: Pixels) -> None:
+        assert self._file is not None
+        if os.preadv(self._file, [image.data], self._offset + row * image.nbytes) < image.nbytes:
+            raise DataError(f"{self._name} was cut short while it was in use; train again to restore it")
 
     def stream(self, batches: Sequence[Tensor] | Tensor) -> Iterator[Tensor]:
         """Pixels [B, H, W, C] on the device for each batch of indices on the host, none larger than the first.

@@ -31,7 +31,7 @@ def write_report(run_folder: Path) -> Path:
     """Write `report.html` into a finished run's folder."""
     run = Run(run_folder)
     (entry,) = entries = tables.enter([run])
-    page = _environment().get_template("run.html").render(
+    page = open_environment().get_template("run.html").render(
         title=f"{entry.name} on {Path(run.config['data']).name}",
         multi_label=run.multi_label,
         entry=entry,
@@ -54,7 +54,7 @@ def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs 
     entries = tables.enter([Run(folder) for folder in run_folders])
     rows = tables.compare_all(entries)
     runs = [entry.run for entry in entries]
-    page = _environment().get_template("comparison.html").render(
+    page = open_environment().get_template("comparison.html").render(
         title=title,
         multi_label=runs[0].multi_label,
         entries=entries,
@@ -71,7 +71,8 @@ def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs 
     return write_whole(out, page)
 
 
-def _environment() -> Environment:
+def open_environment() -> Environment:
+    """What renders the pages."""
     environment = Environment(
         loader=PackageLoader("csda", "report"),
         autoescape=True,

@@ -130,6 +130,11 @@ def score(run: Run) -> Scores:
     return _estimate_all(images.labels, images)
 
 
+def score_images(labels: npt.NDArray[np.intp], probs: Array) -> Scores:
+    """The scores of probabilities [N, n] on images with these labels."""
+    return _estimate_all(labels, _Images(np.empty(0, np.str_), labels, probs, None))
+
+
 def compare(run: Run, reference: Run) -> Scores | None:
     """How far a run is ahead of the reference, image by image; None where they were tested on different images."""
     images, reference_images = _test_images(run), _test_images(reference)
@@ -206,18 +211,18 @@ def run_table(run: Run) -> Table:
     scores = entry.scores
     last = run.config.get("choose") == "last"
     epoch = "after its last epoch" if last else f"at its best validation epoch, {run.result['best_epoch']}"
-    table = _table(f"{entry.name} {epoch}")
+    table = title_table(f"{entry.name} {epoch}")
     for heading in ("labels", "recall", "precision", "AUC"):
         table.add_column(heading, justify="right", no_wrap=True)
     for count, recall, precision, auc in zip(
         count_classes(run), scores.recall, scores.precision, scores.class_auc, strict=True
     ):
-        cells = (str(count.labeled), _terse(recall), _terse(precision), _terse(auc))
+        cells = (str(count.labeled), terse(recall), terse(precision), terse(auc))
         table.add_row(Text(count.name), *map(Text, cells))
     table.add_section()
     table.add_row(
         "MCA, AUC" if run.multi_label else "mean",
-        *map(Text, ("", _terse(scores.mca), "", _terse(scores.auc))),
+        *map(Text, ("", terse(scores.mca), "", terse(scores.auc))),
         style="bold",
     )
     for name, figures in run.result.get("control", {}).items():
@@ -230,27 +235,27 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     """Several runs side by side for the terminal; differences are to the first."""
     entries = enter(runs)
     each = "the AUC of each label" if runs[0].multi_label else "the recall of each class"
-    table = _table(f"AUC, MCA and {each} (labels)")
+    table = title_table(f"AUC, MCA and {each} (labels)")
     for name in [entry.name for entry in entries] + [f"{entry.name} − {entries[0].name}" for entry in entries[1:]]:
         table.add_column(Text(name), justify="right", no_wrap=True)
     styles = {"ahead": "green", "behind": "red", "unclear": "dim"}
     rows = compare_all(entries)
     for i, row in enumerate(rows):
         name = row.name if row.labeled is None else f"{row.name} ({row.labeled})"
-        cells = [Text(_terse(value) if value else "") for value in row.values]
-        cells += [Text(_terse(gap), styles[gap.verdict]) if gap else Text("other images", "dim") for gap in row.gaps]
+        cells = [Text(terse(value) if value else "") for value in row.values]
+        cells += [Text(terse(gap), styles[gap.verdict]) if gap else Text("other images", "dim") for gap in row.gaps]
         table.add_row(Text(name), *cells, end_section=row.labeled is None and rows[i + 1].labeled is not None)
     return table
 
 
-def _table(title: str) -> Table:
+def title_table(title: str) -> Table:
     caption = "95 % bootstrap intervals over test images"
     table = Table(title=Text(title), caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", overflow="fold")
     return table
 
 
-def _terse(estimate: Estimate) -> str:
+def terse(estimate: Estimate) -> str:
     """Without the zero before the point, so that a comparison of two fits into 80 columns."""
     return f"{estimate} {estimate.interval}".replace("0.", ".").rstrip()
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from csda import metrics
 from csda.config import RunConfig
 from csda.data import load_dataset, split_files
-from csda.data.content import content_digest
+from csda.data.content import content_digest, hash_contents
 from csda.research.summary import average
 from csda.runs import Run
 from csda.training import configure
@@ -99,7 +99,9 @@ class ContentFinder:
 def _digest_set(data: str, *reading: Any) -> tuple[str, str | None]:
     dataset = load_dataset(data, **dict(zip(READING, reading, strict=True)))
     parts = sorted((record.id, record.part) for record in dataset.records if record.part)
-    return content_digest(dataset), digest(parts) if parts else None
+    # A table is of the images that there are, whatever the times of the files say.
+    contents = hash_contents(dataset, fresh=True)
+    return content_digest(dataset, contents), digest(parts) if parts else None
 
 
 def _digest_lists(split: str) -> str:

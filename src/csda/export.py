@@ -1,0 +1,466 @@
+"""A model for programs that do not have csda: ONNX, a program of torch.export, or a bundle of MONAI.
+
+What is exported takes images as they come from a decoder, uint8 [B, H, W, C], and gives calibrated probabilities:
+resizing, scaling, mirror images, prior correction and temperature are part of the graph. It is compared with
+`csda.load(run).predict` on images before anything is written.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from csda.data.decode import IMAGE_SUFFIXES, read_image
+from csda.data.tree import walk_images
+from csda.errors import ConfigError, DataError, RunError, explained
+from csda.evaluate import predict_images
+from csda.predict import Predictor
+from csda.report.card import model_card
+from csda.runs import Run, write_whole
+
+Form = Literal["onnx", "torch", "monai"]
+Answer = Callable[[npt.NDArray[np.uint8]], npt.NDArray[Any]]
+
+COMPARED = 16
+"""Images that are compared before a model is written."""
+
+FROM_SQUARE, FROM_DECODED = 1e-4, 1e-2
+"""How far probabilities may be from ours: for images of the network's own size, and of any size."""
+
+LARGEST = 16_384
+"""Pixels of a side at most."""
+
+OPSET = 20
+SMALLEST = 1e-12
+SCHEMA = "https://project-monai.github.io/schema/meta_schema_20240725.json"
+
+
+class Classifier(nn.Module):
+    """The network with all that makes calibrated probabilities of images [B, C, S, S] in [0, 1]."""
+
+    frequencies: Tensor
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__()
+        self.student, self.head = predictor.model.student, predictor.model.head
+        self.multi_label, self.flips = predictor.multi_label, predictor.flips
+        fitted = predictor.calibration
+        self.temperature = 1.0 if fitted is None else fitted.temperature
+        self.corrects = predictor.frequencies is not None
+        frequencies = torch.tensor(predictor.frequencies or [1.0], dtype=torch.float32)
+        if self.corrects and self.multi_label:
+            frequencies = torch.where((frequencies > 0) & (frequencies < 1), frequencies, torch.tensor(0.5))
+        self.register_buffer("frequencies", frequencies)
+
+    def forward(self, images: Tensor) -> Tensor:
+        probs = predict_images(nn.Sequential(self.student, self.head), images, self.multi_label, self.flips)
+        if self.multi_label:
+            logits = probs.clamp_min(SMALLEST).log() - (1 - probs).clamp_min(SMALLEST).log()
+            if self.corrects:
+                logits = logits - (self.frequencies / (1 - self.frequencies)).log()
+            return torch.sigmoid(logits / self.temperature)
+        logits = probs.clamp_min(SMALLEST).log()
+        if self.corrects:
+            logits = logits - self.frequencies.log()
+        return torch.softmax(logits / self.temperature, dim=-1)
+
+
+def resize(values: Tensor, size: int) -> Tensor:
+    """Images [B, C, H, W] of 0 to 255 as squares of 0 to 1: across, then down, whole grey levels after each pass.
+
+    So does the decoder; without the rounding in between one pixel of ten is off by a grey level.
+    """
+    for shape in ((values.shape[2], size), (size, size)):
+        values = F.interpolate(values, shape, mode="bilinear", antialias=True).round().clamp(0.0, 255.0)
+    return values / 255.0
+
+
+class ImageClassifier(nn.Module):
+    """The same from decoded images, uint8 [B, H, W, C] of any size."""
+
+    def __init__(self, classifier: Classifier, size: int) -> None:
+        super().__init__()
+        self.classifier, self.size = classifier, size
+
+    def forward(self, images: Tensor) -> Tensor:
+        probs: Tensor = self.classifier(resize(images.permute(0, 3, 1, 2).float(), self.size))
+        return probs
+
+
+class Samples(NamedTuple):
+    """Images to compare on: what the files hold, as squares of the network, and what we say of each."""
+
+    decoded: list[npt.NDArray[np.uint8]]
+    squares: npt.NDArray[np.uint8]
+    from_files: npt.NDArray[np.float32]
+    from_squares: npt.NDArray[np.float32]
+    remark: str
+
+
+def export(run: Run, to: Form, out: Path | None = None, images: Sequence[Path] = ()) -> Path:
+    """Write the model of a finished run and its card into a new folder, which is given back.
+
+    It is compared on `images`, or on test images of the run where they are still in their place, or on noise.
+    """
+    if not run.finished:
+        raise RunError(f"{run.folder}: has not finished; export it when `csda train --resume` has ended it")
+    folder = out or Path(f"{run.folder.name}-{to}")
+    with explained(folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise RunError(f"{folder}: not empty; give another --out")
+    predictor = Predictor(run, "cpu")
+    if predictor.aspect != "squash":
+        raise ConfigError(f"{run.folder}: aspect = {predictor.aspect!r} has no exported form; train with aspect=squash")
+    samples = _samples(run, predictor, images)
+    with explained(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+            made = Path(temporary) / "made"
+            made.mkdir()
+            largest = {"onnx": _write_onnx, "torch": _write_torch, "monai": _write_monai}[to](
+                run, predictor, samples, made
+            )
+            card = model_card(run, f"{largest} {samples.remark}")
+            write_whole(made / ("docs/README.md" if to == "monai" else "MODEL_CARD.md"), card)
+            if folder.exists():
+                folder.rmdir()
+            shutil.move(made, folder)
+    return folder
+
+
+def _write_onnx(run: Run, predictor: Predictor, samples: Samples, folder: Path) -> str:
+    _require("onnx", "onnxscript", "onnxruntime", extra="onnx")
+    import onnxruntime
+
+    with _quiet():
+        program = torch.onnx.export(
+            _program(predictor), dynamo=True, input_names=["images"], output_names=["probabilities"],
+            opset_version=OPSET, verbose=False, dynamic_shapes=None,
+        )  # fmt: skip
+    assert program is not None
+    program.model.metadata_props["csda"] = json.dumps(_describe(run, predictor), ensure_ascii=False)
+    program.save(str(folder / "model.onnx"), external_data=False)
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    return _compare(lambda images: session.run(None, {"images": images})[0], samples, "model.onnx")
+
+
+def _write_torch(run: Run, predictor: Predictor, samples: Samples, folder: Path) -> str:
+    with _quiet():
+        torch.export.save(
+            _program(predictor), folder / "model.pt2", extra_files={"csda.json": json.dumps(_describe(run, predictor))}
+        )
+        module = torch.export.load(folder / "model.pt2").module()
+    return _compare(lambda images: module(torch.from_numpy(images)).detach().numpy(), samples, "model.pt2")
+
+
+def _write_monai(run: Run, predictor: Predictor, samples: Samples, folder: Path) -> str:
+    _require("monai", extra="monai")
+    for name in ("configs", "models", "docs"):
+        (folder / name).mkdir()
+    classifier = Classifier(predictor).eval()
+    size, channels = predictor.image_size, predictor.channels
+    example = torch.rand(2, channels, size, size, generator=torch.Generator().manual_seed(0))
+    with _quiet(), torch.no_grad():
+        batch = torch.export.Dim("batch", min=1)
+        torch.export.save(
+            torch.export.export(classifier, (example,), dynamic_shapes=({0: batch},)), folder / "models/model.pt2"
+        )
+        module = torch.export.load(folder / "models/model.pt2").module()
+    buffer = io.BytesIO()
+    torch.save(classifier.state_dict(), buffer)
+    write_whole(folder / "models/model.pt", buffer.getvalue())
+    write_whole(folder / "configs/metadata.json", _dump(_metadata(run, predictor)))
+    write_whole(folder / "configs/inference.json", _dump(_inference(predictor)))
+
+    def answer(images: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        values = resize(torch.from_numpy(images).permute(0, 3, 1, 2).float(), size)
+        return np.asarray(module(values).detach())
+
+    return _compare(answer, samples, "models/model.pt2")
+
+
+def _program(predictor: Predictor) -> torch.export.ExportedProgram:
+    """The graph from decoded images on, for any number of images and any size."""
+    module = ImageClassifier(Classifier(predictor), predictor.image_size).eval()
+    shape = (2, predictor.image_size + 13, predictor.image_size + 7, predictor.channels)
+    example = torch.zeros(shape, dtype=torch.uint8)
+    dims = {0: torch.export.Dim("batch", min=1)}
+    dims |= {axis: torch.export.Dim(name, min=1, max=LARGEST) for axis, name in ((1, "height"), (2, "width"))}
+    with torch.no_grad():
+        return torch.export.export(module, (example,), dynamic_shapes=(dims,))
+
+
+def _describe(run: Run, predictor: Predictor) -> dict[str, Any]:
+    """What a user of the file needs to know: classes, thresholds, limits of sets."""
+    fitted = predictor.calibration
+    return {
+        "classes": list(predictor.classes),
+        "multi_label": predictor.multi_label,
+        "images": "uint8 [batch, height, width, channels]",
+        "channels": predictor.channels,
+        "probabilities": "calibrated" if fitted is not None else "not calibrated",
+        "thresholds": None if fitted is None else fitted.thresholds,
+        "sets": []
+        if fitted is None
+        else [{"coverage": each.coverage, "limits": each.limits} for each in fitted.levels],
+        "run": run.folder.name,
+        "csda": version("csda"),
+    }
+
+
+def _samples(run: Run, predictor: Predictor, images: Sequence[Path]) -> Samples:
+    files = list(images)[:COMPARED] or list(islice(_test_images(run), COMPARED))
+    size, channels = predictor.image_size, predictor.channels
+    if files:
+        decoded = [_decode(path, channels) for path in files]
+        squares = np.stack([read_image(path, size, channels) for path in files])
+        return Samples(
+            decoded,
+            squares,
+            predictor.predict(files),
+            predictor.predict(squares),
+            f"Compared on {len(files)} {'given' if images else 'test'} images.",
+        )
+    generator = np.random.default_rng(0)
+    squares = generator.integers(0, 256, (COMPARED, size, size, channels), dtype=np.uint8)
+    shapes = [(size + 11 * number, 2 * size - number, channels) for number in range(COMPARED)]
+    decoded = [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
+    return Samples(
+        decoded,
+        squares,
+        predictor.predict(decoded),
+        predictor.predict(squares),
+        "The images of the run are not in their place; compared on noise.",
+    )
+
+
+def _test_images(run: Run) -> Iterator[Path]:
+    """Test images of the run that are still where they were, of a plain folder or by their file names."""
+    folder = Path(run.config["data"])
+    if not folder.exists():
+        return
+    root = folder.parent if folder.is_file() else folder
+    wanted = {row.id for row in run.split if row.split == "test"}
+    for name in walk_images(root):
+        if not wanted:
+            return
+        known = wanted & {name, Path(name).name, Path(name).stem}
+        if known and Path(name).suffix.lower() in IMAGE_SUFFIXES - {".dcm", ".dicom"}:
+            wanted -= known
+            yield root / name
+
+
+def _decode(path: Path, channels: int) -> npt.NDArray[np.uint8]:
+    try:
+        with Image.open(path) as image:
+            values = np.array(image.convert("L" if channels == 1 else "RGB"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be decoded ({error}); compare on other images") from None
+    return values.reshape(*values.shape[:2], channels)
+
+
+def _compare(answer: Answer, samples: Samples, name: str) -> str:
+    """Refuse a model that answers otherwise than ours; a sentence that says how close it is."""
+    squares = float(np.abs(answer(samples.squares) - samples.from_squares).max())
+    alone = float(np.abs(answer(samples.squares[:1]) - samples.from_squares[:1]).max())
+    found = [answer(image[None])[0] for image in samples.decoded]
+    decoded = float(np.abs(np.stack(found) - samples.from_files).max())
+    for far, allowed, what in (
+        (max(squares, alone), FROM_SQUARE, "of the network's own size"),
+        (decoded, FROM_DECODED, "as they are decoded"),
+    ):
+        if not far <= allowed:
+            raise RunError(
+                f"{name}: its probabilities differ by {far:.2g} from ours for images {what}, more than {allowed:g}; "
+                "it is not written"
+            )
+    return (
+        f"Its probabilities differ by at most {squares:.1g} from those of csda, from any decoded size by {decoded:.1g}."
+    )
+
+
+def _metadata(run: Run, predictor: Predictor) -> dict[str, Any]:
+    """configs/metadata.json, as MONAI's schema has it."""
+    import monai
+
+    size, classes = predictor.image_size, list(predictor.classes)
+    channels = {"0": "grey"} if predictor.channels == 1 else {"0": "R", "1": "G", "2": "B"}
+    result = run.result
+    return {
+        "schema": SCHEMA,
+        "version": "1.0.0",
+        "changelog": {"1.0.0": f"exported by csda {version('csda')}"},
+        "monai_version": monai.__version__,
+        "pytorch_version": torch.__version__.partition("+")[0],
+        "numpy_version": np.__version__,
+        "required_packages_version": {"pytorch-ignite": _version("pytorch-ignite"), "pillow": version("pillow")},
+        "task": f"Classification of {run.environment.get('dataset', 'images')} into {len(classes)} classes",
+        "description": f"Trained by csda with the method {run.config['method']}; see docs/README.md",
+        "authors": "made with csda",
+        "copyright": "that of the images and labels it was trained on",
+        "intended_use": "Research. Not a medical device, and not for decisions about patients.",
+        "data_type": "image files",
+        "image_classes": "RGB image in [0, 1]" if predictor.channels == 3 else "grey image in [0, 1]",
+        "pred_classes": ", ".join(classes),
+        "eval_metrics": {name: result[name] for name in ("auc", "mca") if result.get(name) is not None},
+        "network_data_format": {
+            "inputs": {
+                "image": {
+                    "type": "image",
+                    "format": "magnitude",
+                    "modality": "n/a",
+                    "num_channels": predictor.channels,
+                    "spatial_shape": [size, size],
+                    "dtype": "float32",
+                    "value_range": [0, 1],
+                    "is_patch_data": False,
+                    "channel_def": channels,
+                }
+            },
+            "outputs": {
+                "pred": {
+                    "type": "probabilities",
+                    "format": "classes",
+                    "num_channels": len(classes),
+                    "spatial_shape": [],
+                    "dtype": "float32",
+                    "value_range": [0, 1],
+                    "is_patch_data": False,
+                    "channel_def": {str(position): name for position, name in enumerate(classes)},
+                }
+            },
+        },
+    }
+
+
+def _inference(predictor: Predictor) -> dict[str, Any]:
+    """configs/inference.json: a folder of images in, eval/predictions.csv with a row of probabilities each out."""
+    size = predictor.image_size
+    mode, channel = ("L", "no_channel") if predictor.channels == 1 else ("RGB", -1)
+    suffixes = sorted(IMAGE_SUFFIXES - {".dcm", ".dicom"})
+    return {
+        "imports": ["$import glob", "$import os", "$import torch", "$import monai"],
+        "bundle_root": ".",
+        "dataset_dir": "$@bundle_root + '/images'",
+        "output_dir": "$@bundle_root + '/eval'",
+        "suffixes": suffixes,
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "files": (
+            "$sorted(path for path in glob.glob(os.path.join(@dataset_dir, '**', '*'), recursive=True) "
+            "if os.path.splitext(path)[1].lower() in @suffixes)"
+        ),
+        "program": "$torch.export.load(@bundle_root + '/models/model.pt2').module().to(@device)",
+        # An exported program refuses to be put into a mode; it has one.
+        "network": (
+            "$type('Network', (torch.nn.Module,), {'forward': lambda self, image: @program(image.as_tensor())})()"
+        ),
+        "preprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {
+                    "_target_": "LoadImaged",
+                    "keys": "image",
+                    "reader": (
+                        f"$monai.data.PILReader(converter=lambda image: image.convert('{mode}'), "
+                        "reverse_indexing=False)"
+                    ),
+                },
+                {"_target_": "EnsureChannelFirstd", "keys": "image", "channel_dim": channel},
+                # Across, then down, as `resize` does it.
+                *(
+                    {
+                        "_target_": "Lambdad",
+                        "keys": "image",
+                        "func": (
+                            f"$lambda image: torch.nn.functional.interpolate(image[None].float(), ({shape}), "
+                            "mode='bilinear', antialias=True)[0].round().clamp(0, 255)"
+                        ),
+                    }
+                    for shape in (f"image.shape[1], {size}", f"{size}, {size}")
+                ),
+                {"_target_": "Lambdad", "keys": "image", "func": "$lambda image: image / 255"},
+            ],
+        },
+        "dataset": {
+            "_target_": "Dataset",
+            "data": "$[{'image': path} for path in @files]",
+            "transform": "@preprocessing",
+        },
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 16, "num_workers": 0},
+        "inferer": {"_target_": "SimpleInferer"},
+        "handlers": [
+            {
+                "_target_": "ClassificationSaver",
+                "output_dir": "@output_dir",
+                "filename": "predictions.csv",
+                "batch_transform": "$lambda batch: [item['image'].meta for item in batch]",
+                "output_transform": "$monai.handlers.from_engine(['pred'])",
+            }
+        ],
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": "@dataloader",
+            "network": "@network",
+            "inferer": "@inferer",
+            "val_handlers": "@handlers",
+        },
+        "run": ["$@evaluator.run()"],
+    }
+
+
+def _dump(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "0.4.11"
+
+
+def _require(*packages: str, extra: str) -> None:
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError:
+            raise ConfigError(
+                f"--to {extra} needs {package}, which is not installed: pip install 'csda[{extra}]'"
+            ) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporters say about packages that are not needed."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)

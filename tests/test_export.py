@@ -1,0 +1,208 @@
+"""Models for programs without csda answer as csda does, on images that were never part of their making."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import csda
+from csda import export as exporting
+from csda.errors import DataError, RunError
+from csda.export import Classifier, export
+from csda.predict import Predictor
+from csda.runs import Run
+
+onnx_needed = pytest.mark.skipif(
+    any(__import__("importlib.util").util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="needs csda[onnx]",
+)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Smooth pictures of several sizes and kinds."""
+    folder, generator = tmp_path_factory.mktemp("photographs"), np.random.default_rng(1)
+    paths = []
+    for number, (width, height) in enumerate([(64, 48), (200, 150), (33, 90), (32, 32), (500, 400)]):
+        coarse = Image.fromarray(generator.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+        paths.append(folder / f"{number}.{'jpg' if number % 2 else 'png'}")
+        coarse.resize((width, height), Image.Resampling.BICUBIC).save(paths[-1])
+    return paths
+
+
+def _pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+@onnx_needed
+def test_onnx_answers_the_same_without_torch(tiny_run: Run, photographs: list[Path], tmp_path: Path) -> None:
+    folder = export(tiny_run, "onnx", tmp_path / "model")
+    assert {path.name for path in folder.iterdir()} == {"model.onnx", "MODEL_CARD.md"}
+    np.savez(tmp_path / "images.npz", *(_pixels(path) for path in photographs))
+    code = """
+import json, sys
+import numpy as np
+import onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1])
+about = json.loads(session.get_modelmeta().custom_metadata_map["csda"])
+images = np.load(sys.argv[2])
+probs = [session.run(None, {"images": images[name][None]})[0][0].tolist() for name in images.files]
+batch = session.run(None, {"images": np.repeat(images["arr_3"][None], 7, axis=0)})[0]
+assert "torch" not in sys.modules and "csda" not in sys.modules
+print(json.dumps([about["classes"], probs, batch.tolist()]))
+"""
+    # Without the packages' own start-up, and without torch to be found.
+    block = "import sys; sys.modules['torch'] = None\n" + code.replace('"torch" not in sys.modules and ', "")
+    command = [sys.executable, "-c", block, str(folder / "model.onnx"), str(tmp_path / "images.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": ""})
+    assert done.returncode == 0, done.stderr
+    classes, probs, batch = json.loads(done.stdout)
+    predictor = csda.load(tiny_run.folder, "cpu")
+    assert tuple(classes) == predictor.classes
+    expected = predictor.predict(photographs)
+    np.testing.assert_allclose(probs, expected, atol=1e-2)
+    np.testing.assert_allclose(probs[3], expected[3], atol=1e-4)
+    np.testing.assert_allclose(batch, np.repeat(expected[3:4], 7, axis=0), atol=1e-4)
+
+
+def test_a_program_of_torch_answers_the_same(tiny_run: Run, photographs: list[Path], tmp_path: Path) -> None:
+    folder = export(tiny_run, "torch", tmp_path / "model", photographs)
+    extra = {"csda.json": ""}
+    module = torch.export.load(folder / "model.pt2", extra_files=extra).module()
+    assert json.loads(extra["csda.json"])["classes"] == list(tiny_run.classes)
+    expected = csda.load(tiny_run.folder, "cpu").predict(photographs)
+    for path, row in zip(photographs, expected, strict=True):
+        np.testing.assert_allclose(module(torch.from_numpy(_pixels(path).copy())[None])[0].detach(), row, atol=1e-2)
+    card = (folder / "MODEL_CARD.md").read_text()
+    assert "Compared on 5 given images." in card
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+@pytest.mark.parametrize("flips", [False, True])
+def test_all_that_follows_the_network_is_in_the_graph(tiny_run: Run, multi_label: bool, flips: bool) -> None:
+    predictor = Predictor(tiny_run, "cpu")
+    predictor.multi_label, predictor.flips = multi_label, flips
+    predictor.frequencies = [0.6, 0.3, 0.1] if not multi_label else [0.6, 0.0, 0.1]
+    generator = np.random.default_rng(0)
+    probs = generator.dirichlet(np.ones(3), 300)
+    labels = generator.integers(0, 2, (300, 3)) if multi_label else generator.integers(0, 3, 300)
+    predictor.calibration = csda.calibration.fit(probs, labels)  # type: ignore[attr-defined]
+    pixels = generator.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+    with torch.no_grad():
+        found = Classifier(predictor).eval()(images)
+    np.testing.assert_allclose(found, predictor.predict(pixels), atol=1e-5)
+
+
+TENSOR = {
+    "type": "object",
+    "required": ["type", "format", "num_channels", "spatial_shape", "dtype", "value_range"],
+    "properties": {
+        "num_channels": {"type": "integer"},
+        "spatial_shape": {"type": "array", "items": {"type": ["string", "integer"]}},
+        "value_range": {"type": "array", "items": {"type": "number"}},
+        "is_patch_data": {"type": "boolean"},
+        "channel_def": {"type": "object"},
+    },
+}
+TEXTS = ("schema", "version", "monai_version", "pytorch_version", "numpy_version", "task", "description", "authors")
+METADATA = {
+    "type": "object",
+    "required": [*TEXTS, "copyright", "required_packages_version", "network_data_format"],
+    "properties": {
+        **{name: {"type": "string"} for name in (*TEXTS, "copyright", "intended_use", "data_type", "pred_classes")},
+        "required_packages_version": {"type": "object"},
+        "eval_metrics": {"type": "object"},
+        "network_data_format": {
+            "type": "object",
+            "required": ["inputs", "outputs"],
+            "properties": {
+                side: {"type": "object", "additionalProperties": TENSOR, "minProperties": 1}
+                for side in ("inputs", "outputs")
+            },
+        },
+    },
+}
+"""What MONAI's schema of metadata.json (meta_schema_20240725) asks for."""
+
+
+def test_a_bundle_is_run_by_monai(tiny_run: Run, photographs: list[Path], tmp_path: Path) -> None:
+    for package in ("monai", "ignite", "fire"):
+        pytest.importorskip(package, reason="needs csda[monai]")
+    folder = export(tiny_run, "monai", tmp_path / "bundle")
+    metadata = json.loads((folder / "configs" / "metadata.json").read_text())
+    jsonschema.validate(metadata, METADATA)
+    assert metadata["network_data_format"]["outputs"]["pred"]["channel_def"] == dict(
+        zip("012", tiny_run.classes, strict=True)
+    )
+    assert (folder / "models" / "model.pt").is_file()
+    assert "not a medical device" in (folder / "docs" / "README.md").read_text()
+    images = photographs[0].parent
+    command = [sys.executable, "-W", "ignore", "-m", "monai.bundle", "run", "--config_file", "configs/inference.json"]
+    command += ["--meta_file", "configs/metadata.json", "--bundle_root", str(folder), "--dataset_dir", str(images)]
+    environment = os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split(",") for line in (folder / "eval" / "predictions.csv").read_text().splitlines()]
+    assert [Path(row[0]).name for row in rows] == [path.name for path in photographs]
+    expected = csda.load(tiny_run.folder, "cpu").predict(photographs)
+    np.testing.assert_allclose(np.array([row[1:] for row in rows], float), expected, atol=1e-2)
+
+
+def test_the_card_says_what_matters(tiny_run: Run, tmp_path: Path) -> None:
+    card = (export(tiny_run, "torch", tmp_path / "model") / "MODEL_CARD.md").read_text()
+    assert "not a medical device" in card
+    assert "Compared on 12 test images." in card
+    assert "Its probabilities differ by at most" in card
+    from csda.report.tables import score
+
+    scores = score(tiny_run)
+    for estimate in (scores.auc, scores.mca, *scores.recall):
+        assert f"{estimate} {estimate.interval}" in card
+    for name in tiny_run.classes:
+        assert f"| {name} |" in card
+    assert f"epoch {tiny_run.result['best_epoch']} of 3, of best AUC on 6 validation images" in card
+
+
+def test_nothing_is_written_that_does_not_fit(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_images: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(RunError, match="full: not empty; give another --out"):
+        export(tiny_run, "torch", tmp_path / "full")
+    unfinished = Run(shutil.copytree(tiny_run.folder, tmp_path / "unfinished"))
+    (unfinished.folder / "result.json").unlink()
+    with pytest.raises(RunError, match="has not finished"):
+        export(unfinished, "torch", tmp_path / "model")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"broken\.png: cannot be decoded"):
+        export(tiny_run, "torch", tmp_path / "model", [tmp_path / "broken.png"])
+    program = exporting._program
+
+    def wrong(predictor: Predictor) -> Any:
+        predictor.model.head[1].bias.data += torch.tensor([0.01, 0.0, 0.0])  # type: ignore[index, union-attr, operator]
+        return program(predictor)
+
+    monkeypatch.setattr(exporting, "_program", wrong)
+    with pytest.raises(RunError, match=r"model\.pt2: its probabilities differ by 0\.00\d+ from ours"):
+        export(tiny_run, "torch", tmp_path / "model")
+    assert {path.name for path in tmp_path.iterdir()} - {"cache"} == {"full", "unfinished", "broken.png"}
+
+
+def test_a_package_that_is_missing_is_named(tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(csda.errors.ConfigError, match=r"--to onnx needs onnxscript, .* pip install 'csda\[onnx\]'"):  # type: ignore[attr-defined]
+        export(tiny_run, "onnx", tmp_path / "model")
