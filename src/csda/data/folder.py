@@ -2,7 +2,7 @@
 
 Three layouts:
 
-- one folder a class, and a folder `unlabeled`; both may lie in folders `train`, `val` and `test`;
+- one folder per class, and a folder `unlabeled`; both may lie in folders `train`, `val` and `test`;
 - images and a CSV with the columns `image,label[,group][,split]`; an empty label, like an image that the CSV does not
   name, is unlabeled; several labels in a cell are joined by `|`, and `(none)` says that none is present;
 - images and a CSV with `image[,group][,split]` and one column of 0 and 1 for each label.
@@ -74,7 +74,7 @@ def load_unlabeled(root: Path, classes: Sequence[str]) -> Dataset:
     return Dataset("folder", tuple(classes), records, root=tree.root, remarks=_remarks(tree))
 
 
-# --- one folder a class ---------------------------------------------------------------------------------------------
+# --- one folder per class ---------------------------------------------------------------------------------------------
 
 
 def _from_folders(tree: ImageTree) -> Dataset:

@@ -48,7 +48,7 @@ def prepare_data(
     begun: Begun | None = None,
     require_same: Callable[[str, str], None] = lambda value, what: None,
 ) -> PreparedData:
-    """Read, split and decode. A run that goes on keeps the split that it has `begun` with, and needs the same data.
+    """Read, split and decode. A run that continues keeps the split that it has `begun` with, and needs the same data.
 
     For the `upper_bound` the unlabeled images whose labels are known become labeled ones. `require_same(value, what)`
     refuses what differs between processes that train together.
@@ -122,7 +122,7 @@ def split_configured(dataset: Dataset, config: RunConfig) -> Split:
 
 
 def _require_all(begun: Begun, unreadable: Sequence[tuple[Record, str]]) -> None:
-    """A run goes on with the images that it began with, or not at all."""
+    """A run continues with the images that it began with, or not at all."""
     members = {row.id for row in begun.split}
     for record, reason in unreadable:
         if record.id in members:

@@ -154,9 +154,8 @@ of the split.
 {table}
 
 Furthest ahead of random order in MCA is {best["order"]}, {verdict}. It is the best of several on the same seeds, which
-makes it look better than it is. Intervals are 95 % bootstrap intervals over the {len(meta["seeds"])} seeds, which are few:
-they are too narrow rather
-than too wide.
+makes it look better than it is. Intervals are 95 % bootstrap intervals over the {len(meta["seeds"])} seeds. These are
+few, so that the intervals are too narrow rather than too wide.
 
 {orders}
 
