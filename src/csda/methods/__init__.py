@@ -138,6 +138,20 @@ METHODS: dict[str, Entry] = {
         "class-specific alignment and the queue",
         "Huang et al. 2023",
     ),
+    "csda-folds": Entry(
+        SelfTraining,
+        SelfTrainingSettings,
+        "class-specific alignment, out of fold",
+        "this project",
+        {
+            "queue": "none",
+            "teacher": "none",
+            "labeled_from": "folds",
+            "condition": "truth",
+            "against": "labeled",
+            "shrinkage": 3.0,
+        },
+    ),
 }
 
 

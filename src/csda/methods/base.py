@@ -66,6 +66,23 @@ class Recipe:
     adjust: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CrossFit:
+    """Predictions of labeled images by networks that have not learned from them, as a method asks for them.
+
+    Attributes:
+        folds: parts of the labeled images; a network for each part learns from the others.
+        network: a "head", a last layer on the network as it is at the beginning, or a "body", a whole network.
+        epochs: how long a body is trained.
+        unlabeled: whether these networks are to predict the unlabeled images, too.
+    """
+
+    folds: int
+    network: Literal["head", "body"]
+    epochs: int
+    unlabeled: bool
+
+
 class Method(nn.Module):
     """Base class of all methods. By itself it trains on the labels alone."""
 
@@ -77,6 +94,8 @@ class Method(nn.Module):
     generator: torch.Generator | None = None
     """Where draws of a step come from; None is torch's own."""
 
+    cross_fit: CrossFit | None = None
+    """What `take_folds` is to be given before the training, if anything."""
     recipe: Recipe = Recipe()
     labeled_offset: Tensor
 
@@ -85,6 +104,13 @@ class Method(nn.Module):
         self.task = task
         frequencies = torch.tensor(task.class_counts) / max(task.num_labeled, 1)
         self.register_buffer("labeled_offset", self.offset(frequencies), persistent=False)
+
+    def take_folds(self, labeled_probs: Tensor, unlabeled_probs: Tensor) -> None:
+        """Called once, before the first step, where `cross_fit` asks for it.
+
+        Predictions [N, n] for the labeled set, each by a network that has not learned from the image, and the mean of
+        these networks' for the unlabeled one, empty where they are not asked for.
+        """
 
     @property
     def balance(self) -> Balance:

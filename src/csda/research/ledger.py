@@ -66,6 +66,15 @@ LATER = {
     "average": 0.0,
     "choose": "best",
     "test_flips": False,
+    "against": "unlabeled",
+    "shrinkage": 0.0,
+    "basis": "diagonal",
+    "shift": "none",
+    "guess_temperature": 1.0,
+    "guesses_from": "network",
+    "folds": 5,
+    "fold_network": "head",
+    "fold_epochs": 4,
 }
 """Settings that came after the first tables, with the value that all runs had before; at that value they are left out
 of an identity, so that the settings of those tables keep their digest."""
@@ -118,8 +127,8 @@ def identify(config: RunConfig, contents: Contents) -> Identity:
     """What a run computes: its resolved settings, and the contents of its data instead of their names."""
     values = config.model_dump(mode="json", exclude_none=True, exclude={"data", "split", *CIRCUMSTANCES})
     own = values.pop("method_settings")
-    values = {name: value for name, value in values.items() if name not in LATER or value != LATER[name]}
-    return {**contents, **values, **own}
+    values = {name: value for name, value in (values | own).items() if name not in LATER or value != LATER[name]}
+    return {**contents, **values}
 
 
 def agree(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
