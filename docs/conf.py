@@ -12,7 +12,14 @@ author = "The csda developers"
 copyright = f"2026, {author}"
 version = release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton", "sphinx_design"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "results/*.md", "results/**/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 exclude_patterns = [".*", "build", "dist", "src", "tests", "runs", "demo", "docs/templates", "docs/_templates", "**/.*"]

@@ -79,9 +79,9 @@ class Results:
         """The largest difference between two columns over the wanted lines."""
         return max(abs(line[column] - line[other]) for line in self.rows(file, **wanted))
 
-    def bench(self, name: str) -> Any:
-        """A benchmark's figures, by the name of its file in results/bench."""
-        return json.loads((self.folder / "bench" / f"{name}.json").read_text(encoding="utf-8"))
+    def bench(self, name: str, folder: str = "bench") -> Any:
+        """A benchmark's figures, by the name of its file."""
+        return json.loads((self.folder / folder / f"{name}.json").read_text(encoding="utf-8"))
 
     def _read_file(self, file: str) -> list[Line]:
         with (self.folder / file).open(newline="", encoding="utf-8") as stream:

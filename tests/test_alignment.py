@@ -7,7 +7,7 @@ import doctest
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csda import alignment
@@ -134,6 +134,64 @@ def test_eq16_eq17_admitted(case: Case, delta: float):
     assert admitted.tolist() == [reference.enqueue(q, confidence.tolist(), delta) for q in aligned.tolist()]
 
 
+@settings(thoroughly, max_examples=60)
+@given(cases(st.integers(2, 7)), st.sampled_from([1e-3, 0.1, 10.0]))
+def test_eq7_estimate_basis(case: Case, ridge: float):
+    labeled, unlabeled = case.marginals(), case.marginals()
+    expected = reference.estimate_basis(labeled.tolist(), unlabeled.tolist(), ridge)
+    assert_equal(case, alignment.estimate_basis(labeled, unlabeled, ridge), expected)
+
+
+def test_a_general_basis_lies_between_the_diagonal_case_and_no_alignment():
+    labeled = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.2, 0.3, 0.5]])
+    unlabeled = torch.tensor([[0.9, 0.05, 0.05], [0.2, 0.7, 0.1], [0.1, 0.2, 0.7]])
+    exact, none = (alignment.estimate_basis(labeled, unlabeled, ridge) for ridge in (1e-9, 1e9))
+    torch.testing.assert_close(alignment.change_basis(exact, unlabeled), labeled, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(none, torch.eye(3))
+
+
+@thoroughly
+@given(cases(), st.sampled_from([0.1, 1.0, 20.0]))
+def test_shrink(case: Case, strength: float):
+    probs, labeled, unlabeled = case.probs(12), case.marginals(), case.marginals()
+    numbers = torch.tensor(case.random.integers(0, 5, case.n), dtype=case.dtype)
+    counts = (alignment.shrink(rows, numbers, strength) for rows in (labeled, unlabeled))
+    rows = labeled.tolist(), unlabeled.tolist(), numbers.tolist()
+    expected = [reference.align_shrunken(q, *rows, strength) for q in probs.tolist()]
+    assert_equal(case, alignment.align(probs, *counts), expected)
+
+
+def test_with_many_samples_shrinkage_vanishes_and_with_none_nothing_is_aligned():
+    probs, labeled, unlabeled = (
+        torch.tensor([[0.6, 0.4]]),
+        torch.tensor([[0.6, 0.4]] * 2),
+        torch.tensor([[0.8, 0.2]] * 2),
+    )
+    for number, expected in ((1e6, alignment.align(probs, labeled, unlabeled)), (0.0, probs)):
+        counts = (alignment.shrink(rows, torch.full((2,), number), 3.0) for rows in (labeled, unlabeled))
+        torch.testing.assert_close(alignment.align(probs, *counts), expected, rtol=1e-4, atol=1e-5)
+
+
+@settings(thoroughly, max_examples=60)
+@given(cases(st.integers(2, 7)), st.sampled_from([1e-3, 0.1]))
+def test_shift_weights(case: Case, ridge: float):
+    probs, labels, mean = case.probs(30), case.labels(30), case.probs(1)[0]
+    shares = alignment.class_sums(probs, labels)[0].mT / len(probs)
+    assert_equal(
+        case,
+        alignment.shift_weights(shares, mean, ridge),
+        reference.shift_weights(shares.tolist(), mean.tolist(), ridge),
+    )
+
+
+def test_a_known_shift_is_found():
+    """Predictions of a known confusion on a population whose classes have other frequencies."""
+    given_class = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.7, 0.1], [0.1, 0.3, 0.6]])  # row k: mean prediction on class k
+    labeled, unlabeled = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.5, 0.3])
+    weights = alignment.shift_weights((labeled[:, None] * given_class).mT, unlabeled @ given_class, ridge=1e-9)
+    torch.testing.assert_close(alignment.normalize(weights * labeled), unlabeled, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("n", [2, 100])
 def test_few_and_many_classes(n: int):
     case = Case(n, torch.float32, np.random.default_rng(n))
@@ -155,6 +213,9 @@ def test_leading_axes_are_labels(case: Case, K: int):
         "agnostic": alignment.align_agnostic(probs, confidence, other).movedim(1, 0),
         "transition": alignment.transition(labeled, unlabeled),
         "basis": alignment.change_basis(labeled, unlabeled),
+        "estimated_basis": alignment.estimate_basis(labeled, unlabeled, 0.1),
+        "shrink": alignment.shrink(labeled, 9 * confidence, 3.0),
+        "shift": alignment.shift_weights(labeled, confidence, 0.1),
         "sums": sums,
         "numbers": numbers,
         "absent_confidence": alignment.absent_confidence(confidence, other),
@@ -170,6 +231,9 @@ def test_leading_axes_are_labels(case: Case, K: int):
             "agnostic": alignment.align_agnostic(probs[:, k], confidence[k], other[k]),
             "transition": alignment.transition(labeled[k], unlabeled[k]),
             "basis": alignment.change_basis(labeled[k], unlabeled[k]),
+            "estimated_basis": alignment.estimate_basis(labeled[k], unlabeled[k], 0.1),
+            "shrink": alignment.shrink(labeled[k], 9 * confidence[k], 3.0),
+            "shift": alignment.shift_weights(labeled[k], confidence[k], 0.1),
             "sums": sums,
             "numbers": numbers,
             "absent_confidence": alignment.absent_confidence(confidence[k], other[k]),
@@ -240,7 +304,9 @@ def test_nothing_is_copied_to_the_host():
     case = Case(4, torch.float32, np.random.default_rng(0))
     probs, labeled, unlabeled, confidence = case.probs(8), case.marginals(), case.marginals(), case.confidences()
     with OnDevice():
-        alignment.change_basis(labeled, unlabeled)
+        alignment.change_basis(alignment.estimate_basis(labeled, unlabeled, 0.1), unlabeled)
+        alignment.shift_weights(labeled, confidence, 0.1)
+        alignment.shrink(labeled, confidence, 3.0)
         alignment.class_sums(probs, probs.argmax(-1))
         alignment.absent_rows(labeled, unlabeled)
         alignment.absent_confidence(confidence, confidence)

@@ -76,6 +76,8 @@ def test_settings_resolve_to_what_they_were_when_results_were_made(preset: str, 
     fields = RunConfig.model_fields
     younger = {name: fields[name].default for name in fields.keys() - RESOLVED[preset][method].keys()}
     younger["split_by"] = None
+    own, own_fields = RESOLVED[preset][method]["method_settings"], METHODS[method].settings.model_fields
+    younger["method_settings"] = {name: field.default for name, field in own_fields.items()} | own
     assert json.loads(json.dumps(config.model_dump())) == RESOLVED[preset][method] | younger
 
 

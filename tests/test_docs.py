@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import importlib.util
 import io
 import re
 import shlex
+import shutil
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +28,11 @@ from tiny import train_tiny
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
+PAGES = sorted(
+    path
+    for path in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    if "templates" not in path.parts
+)
 
 FENCE = re.compile(r"^(?P<marker><!-- run -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -126,7 +134,7 @@ def _commands() -> Iterator[tuple[str, str]]:
         lines += re.findall(r"`(csda [^`]+)`", FENCE.sub("", text))
         for line in lines:
             command = line.partition("  #")[0].removeprefix("$ ").strip()
-            if command.startswith("csda "):
+            if command.startswith("csda ") and "pseudo-counts" not in command:  # which add-a-command.md adds
                 yield _named(page), command
 
 
@@ -140,7 +148,7 @@ def _refusal(command: str) -> str | None:
     while hasattr(current, "commands"):
         if not words or words[0].startswith("-"):
             alone = not words and current.invoke_without_command
-            return None if alone or "--help" in words else f"{command}: no command is named"
+            return None if alone or {"--help", "--version"} & set(words) else f"{command}: no command is named"
         name = words.pop(0)
         if "|" in name:
             unknown = [each for each in name.split("|") if each not in current.commands]
@@ -169,6 +177,16 @@ def test_commands_exist_with_their_options(page: str, command: str) -> None:
 )
 def test_the_check_of_commands_refuses_what_it_should(command: str) -> None:
     assert _refusal(command) is not None
+
+
+def test_the_tests_that_promises_name_exist() -> None:
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    functions = {name for file in files for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)}
+    for page in (ROOT / "SECURITY.md", DOCS / "explanation" / "promises.md", DOCS / "how-to" / "several-processes.md"):
+        named = re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))
+        assert any(name.startswith("test") for name in named)
+        assert [name for name in named if name.startswith("test_") and name not in functions] == []
+        assert [name for name in named if name.startswith("tests/") and not (ROOT / name).exists()] == []
 
 
 # --- generated pages and pictures -----------------------------------------------------------------------------------
@@ -240,8 +258,66 @@ def test_the_run_folder_is_described(tiny_images: Path, tmp_path: Path) -> None:
     assert _first_cells(page, "result.json") == set(run.result)
 
 
-def test_the_readme_shows_the_loop_that_is_run() -> None:
-    root = Path(__file__).parent.parent
-    block = (root / "docs" / "how-to" / "own-loop.md").read_text().split("```python\n")[1].split("```")[0]
-    assert len(block.splitlines()) <= 25
-    assert block in (root / "README.md").read_text()
+# --- docstrings, notebook, extras -------------------------------------------------------------------------------------
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if ">>>" in path.read_text(encoding="utf-8")], ids=lambda path: path.stem
+)
+def test_examples_in_docstrings_run(path: Path) -> None:
+    name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted
+    assert not result.failed
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("CSDA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    notebook = nbformat.read(DOCS / "tutorial" / "first-steps.ipynb", as_version=4)
+    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
+    client.execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(cells) >= 5
+    assert all(cell.outputs or cell.source.startswith(("import", "from")) for cell in cells)
+
+
+def test_make_has_the_targets_that_pages_name() -> None:
+    named = {
+        target for page in PAGES for target in re.findall(r"\bmake (\w+)", "\n".join(_code(page))) if target.isalpha()
+    }
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"env", "test", "docs", "demo"} <= named <= targets
+
+
+def test_the_extras_that_pages_name_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {extra for page in PAGES for extra in re.findall(r"csda\[(\w+)\]", "\n".join(_code(page)))}
+    assert {"dicom", "timm"} <= named <= project["optional-dependencies"].keys()
+
+
+def test_the_hooks_are_commands_of_the_environment() -> None:
+    text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    commands = re.findall(r"entry: \.venv/bin/(\S+)", text)
+    assert set(commands) == {"ruff", "mypy", "python"}
+    assert all(shutil.which(command, path=Path(sys.executable).parent) for command in commands)
+
+
+def _code(page: Path) -> list[str]:
+    """Everything on a page that is set as code."""
+    text = page.read_text(encoding="utf-8")
+    return [match["code"] for match in FENCE.finditer(text)] + re.findall(r"`([^`]+)`", FENCE.sub("", text))
+
+
+def test_the_citation_names_authors_and_version() -> None:
+    from csda import __version__
+
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {__version__}\n" in text
+    assert '- name: "The csda developers"' in text
+    assert re.findall(r"family-names: (\w+)", text) == ["Huang", "Wu", "Wang", "Li", "Ioannou"]

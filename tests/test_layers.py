@@ -23,6 +23,7 @@ LAYERS = (
     ("methods", "evaluate", "runs", "engine", "grad_cam"),
     ("thumbnails", "features"),
     ("trainer",),
+    ("cross_fitting",),
     ("training", "predict", "report"),
     ("inference", "external", "export", "classifier"),
     ("demo", "review"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csda import marginals
@@ -20,7 +20,14 @@ from csda.marginals import AgnosticMarginals, ClassMarginals
 from reference import marginals as reference
 from reference.cases import Case, OnDevice, cases, thoroughly
 
-STATE = ("labeled", "unlabeled", "labeled_confidence", "unlabeled_confidence")
+STATE = (
+    "labeled",
+    "unlabeled",
+    "labeled_confidence",
+    "unlabeled_confidence",
+    "labeled_predicted",
+    "labeled_numbers",
+)
 
 
 def assert_same(case: Case, actual: ClassMarginals, expected: reference.ClassMarginals) -> None:
@@ -50,17 +57,29 @@ def test_examples_in_docstrings():
     cases(),
     st.booleans(),
     st.sampled_from([0.0, 0.5, 0.95]),
-    st.sampled_from(["label", "prediction"]),
+    st.sampled_from(["label", "prediction", "truth"]),
     st.sampled_from(["replace", "ema"]),
     st.sampled_from(["class", "batch"]),
     st.sampled_from(["adaptive", "unlabeled", 1.0, 0.5]),
+    st.sampled_from(["unlabeled", "labeled"]),
+    st.sampled_from([0.0, 0.0, 2.0]),
 )
 def test_sequence_of_updates(
-    case: Case, started: bool, momentum: float, condition: Any, absent: Any, share: Any, temperature: Any
+    case: Case,
+    started: bool,
+    momentum: float,
+    condition: Any,
+    absent: Any,
+    share: Any,
+    temperature: Any,
+    against: Any,
+    shrinkage: float,
 ):
+    options: dict[str, Any] = {"condition": condition, "absent": absent, "share": share}
+    options |= {"against": against, "shrinkage": shrinkage}
     with case.default_dtype():
-        actual = ClassMarginals(case.n, momentum, temperature, 0.1, condition=condition, absent=absent, share=share)
-    expected = reference.ClassMarginals(case.n, momentum, condition, absent, share)
+        actual = ClassMarginals(case.n, momentum, temperature, 0.1, **options)
+    expected = reference.ClassMarginals(case.n, momentum, **options)
     if started:
         labels = complete_labels(case, 5)
         probs = case.probs(len(labels))
@@ -83,6 +102,42 @@ def test_sequence_of_updates(
         setattr(expected, name, getattr(actual, name).tolist())
     wanted = torch.tensor([expected.align(q, temperature, 0.1) for q in probs.tolist()], dtype=torch.float64)
     torch.testing.assert_close(aligned.double(), wanted, **case.tolerance)
+
+
+@settings(thoroughly, max_examples=40)
+@given(cases(st.integers(2, 6)), st.sampled_from([0.01, 1.0]), st.sampled_from(["unlabeled", "labeled"]))
+def test_a_general_basis_after_exact_passes(case: Case, basis: float, against: Any):
+    options: dict[str, Any] = {"condition": "truth", "against": against, "shrinkage": 1.0, "basis": basis}
+    with case.default_dtype():
+        actual = ClassMarginals(case.n, temperature=1.0, **options)
+    expected = reference.ClassMarginals(case.n, 0.95, **options)
+    labels = complete_labels(case, 9)
+    probs, unlabeled_probs = case.probs(len(labels)), case.probs(12)
+    actual.start(probs, labels)
+    actual.start_unlabeled(unlabeled_probs)
+    expected.start(probs.tolist(), labels.tolist())
+    expected.start_unlabeled(unlabeled_probs.tolist())
+    assert_same(case, actual, expected)
+    wanted = torch.tensor([expected.align(q, 1.0) for q in unlabeled_probs.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(actual.align(unlabeled_probs).double(), wanted, **case.tolerance)
+
+
+def test_honest_predictions_that_are_calibrated_are_left_alone():
+    """Of the images predicted as a class as many are of each class as was said: alignment by what was observed over
+    what was expected changes nothing, whatever the unlabeled images are like."""
+    actual = ClassMarginals(2, temperature=1.0, condition="truth", against="labeled")
+    probs = torch.tensor([[0.75, 0.25]] * 4 + [[0.2, 0.8]] * 5)
+    actual.start(probs, torch.tensor([0, 0, 0, 1, 0, 1, 1, 1, 1]))
+    actual.update_unlabeled(torch.tensor([[1.0, 0.0], [0.9, 0.1]]))
+    torch.testing.assert_close(actual.align(probs), probs)
+
+
+def test_classes_that_are_mistaken_for_others_get_their_share_back():
+    """Three in four images predicted as the first class are of it, and more was promised."""
+    actual = ClassMarginals(2, temperature=1.0, condition="truth", against="labeled")
+    actual.start(torch.tensor([[0.9, 0.1]] * 4 + [[0.1, 0.9]]), torch.tensor([0, 0, 0, 1, 1]))
+    torch.testing.assert_close(actual.align(torch.tensor([[0.9, 0.1]])), torch.tensor([[0.75, 0.25]]))
+    torch.testing.assert_close(actual.labeled_confidence, torch.tensor([0.75, 1.0]))
 
 
 def test_n_100_in_a_long_run():
@@ -324,7 +379,7 @@ def test_two_processes_hold_what_one_would(tmp_path: Path):
         (ClassMarginals, {"temperature": -5}, "`temperature` to be a number of at least 0, but got -5"),
         (ClassMarginals, {"temperature": "adaptiv"}, "`temperature` to be one of 'adaptive', 'unlabeled'"),
         (ClassMarginals, {"temperature_floor": 1.5}, "`temperature_floor` to be a number from 0 to 1, but got 1.5"),
-        (ClassMarginals, {"condition": "x"}, "`condition` to be one of 'label', 'prediction', but got 'x'"),
+        (ClassMarginals, {"condition": "x"}, "`condition` to be one of 'label', 'prediction', 'truth', but got 'x'"),
         (ClassMarginals, {"absent": "keep"}, "`absent` to be one of 'replace', 'ema'"),
         (ClassMarginals, {"share": "all"}, "`share` to be one of 'class', 'batch'"),
         (ClassMarginals, {"num_labels": 0}, "`num_labels` to be a whole number of at least 1, but got 0"),
@@ -388,7 +443,7 @@ def test_the_settings_are_shown() -> None:
     shown = repr(ClassMarginals(3, 0.9, 0.5, condition="prediction", num_labels=2))
     assert shown == (
         "ClassMarginals(num_classes=3, momentum=0.9, temperature=0.5, temperature_floor=0.0, condition='prediction', "
-        "absent='replace', share='class', num_labels=2)"
+        "against='unlabeled', shrinkage=0.0, basis='diagonal', absent='replace', share='class', num_labels=2)"
     )
     assert repr(AgnosticMarginals(3)) == (
         "AgnosticMarginals(num_classes=3, momentum=0.95, source='prediction', num_labels=None)"

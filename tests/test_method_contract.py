@@ -30,6 +30,8 @@ READINGS: list[dict[str, Any]] = [
     {"order": "train_first"},
     {"labeled_from": "student"},
     {"labeled_from": "start", "share": "batch"},
+    {"labeled_from": "folds", "condition": "truth", "against": "labeled", "shrinkage": 3.0},
+    {"guesses_from": "both", "basis": 0.1, "shift": 0.01, "guess_temperature": 0.8},
     {"passes": "two", "teacher_mode": "train", "soft": False},
     {"mix_labels": True, "labeled_from": "teacher"},
 ]

@@ -55,6 +55,30 @@ def change_basis(matrix: Tensor, unlabeled: Tensor) -> Tensor:
     return normalize(matrix @ unlabeled)
 
 
+def estimate_basis(labeled: Tensor, unlabeled: Tensor, ridge: float) -> Tensor:
+    """Eq. (7), solved for M. The minimum of ‖M λ^u − λ^x‖² + ρ ‖M − 1‖², which is (λ^x λ^uᵀ + ρ 1)(λ^u λ^uᵀ + ρ 1)⁻¹.
+
+    As ρ → 0 it explains λ^x wholly, where rows of λ^u are independent, and alignment with `change_basis(M, λ^u)` is
+    that with λ^x, the paper's diagonal case; as ρ → ∞ it is 1, and nothing is aligned.
+
+    Args:
+        labeled: λ^x [n, n].
+        unlabeled: λ^u [n, n].
+        ridge: ρ, above 0.
+
+    Returns:
+        M [n, n] with matrix[i, k] = m_ik; its elements may be negative.
+
+    >>> estimate_basis(torch.tensor([[0.8, 0.2], [0.2, 0.8]]), torch.eye(2), ridge=1.0)
+    tensor([[0.9000, 0.1000],
+            [0.1000, 0.9000]])
+    """
+    labeled, unlabeled_rows = labeled.double(), unlabeled.double()
+    diagonal = ridge * torch.eye(unlabeled.shape[-1], dtype=torch.float64, device=unlabeled.device)
+    moments, gram = labeled @ unlabeled_rows.mT + diagonal, unlabeled_rows @ unlabeled_rows.mT + diagonal
+    return (moments @ _invert(gram)).to(unlabeled.dtype)
+
+
 def transition(labeled: Tensor, unlabeled: Tensor) -> Tensor:
     """Eq. (9). m_ii = λ_i^x ⊘ λ_i^u, a vector for each class; ⊘ divides element by element.
 
@@ -134,6 +158,49 @@ def class_sums(probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     # In double precision, since a single one is rounded further under autocast, or with TF32 allowed.
     sums = torch.einsum("b...i,b...j->...ij", members.double(), probs.double())
     return sums.to(probs.dtype), members.sum(0)
+
+
+def shrink(rows: Tensor, numbers: Tensor, strength: float) -> Tensor:
+    """K_i λ_i + κ: how often each class was met in the samples of row i, with κ more of every class.
+
+    Alignment with both marginals as such counts multiplies by (K_i λ_i^x|_j + κ) / (K_i λ_i^u|_j + κ): near Eq. (9)
+    where a cell rests on many labeled samples, and near one where it rests on few, so that what few samples say of a
+    rare class changes little.
+
+    Args:
+        rows: λ [n, n].
+        numbers: K [n], the labeled samples that row i of λ^x is the mean over.
+        strength: κ; above 0.
+
+    >>> shrink(torch.tensor([[0.8, 0.2], [0.5, 0.5]]), torch.tensor([10.0, 0.0]), strength=2.0)
+    tensor([[10.,  4.],
+            [ 2.,  2.]])
+    """
+    return numbers[..., None] * rows + strength
+
+
+def shift_weights(shares: Tensor, mean: Tensor, ridge: float) -> Tensor:
+    """Black-box shift estimation: the w ≥ 0 near the minimum of ‖Ĉ w − μ‖² + ρ ‖w − 1‖².
+
+    w_k is how many times as frequent class k is among the unlabeled samples (Lipton et al., "Detecting and correcting
+    for label shift with black box predictors", 2018; the ridge as in Azizzadenesheli et al., 2019). The unlabeled
+    class prior is Normalize(w ⊗ π), π being the labeled one.
+
+    Args:
+        shares: Ĉ [n, n], the part of all labeled predictions that lies on class j for samples labeled k, at [j, k].
+        mean: μ [n], the mean prediction on unlabeled samples.
+        ridge: ρ, above 0.
+
+    Returns:
+        w [n].
+
+    >>> shift_weights(torch.diag(torch.tensor([0.5, 0.5])), torch.tensor([0.2, 0.8]), ridge=1e-6)
+    tensor([0.4000, 1.6000])
+    """
+    exact, target = shares.double(), mean.double()[..., None]
+    diagonal = ridge * torch.eye(shares.shape[-1], dtype=torch.float64, device=shares.device)
+    inverse = _invert(exact.mT @ exact + diagonal)
+    return (inverse @ (exact.mT @ target + ridge))[..., 0].clamp(min=0).to(shares.dtype)
 
 
 def absent_confidence(labeled_confidence: Tensor, unlabeled_confidence: Tensor) -> Tensor:
@@ -253,3 +320,17 @@ def admitted(aligned: Tensor, thresholds: Tensor) -> Tensor:
     """
     maximum, i = aligned.max(-1, keepdim=True)
     return (maximum > thresholds.expand_as(aligned).gather(-1, i)).squeeze(-1)
+
+
+def _invert(matrix: Tensor) -> Tensor:
+    """The inverse of positive definite matrices [..., n, n], by Gauss and Jordan.
+
+    Element by element, since the solvers of a GPU look at what they found on the host.
+    """
+    n = matrix.shape[-1]
+    identity = torch.eye(n, dtype=matrix.dtype, device=matrix.device)
+    values = torch.cat((matrix, identity.expand_as(matrix)), dim=-1)
+    for k in range(n):
+        pivot = values[..., k : k + 1, :] / values[..., k : k + 1, k : k + 1]
+        values = values - (values[..., k : k + 1] - identity[:, k : k + 1]) * pivot
+    return values[..., n:]

@@ -1,4 +1,4 @@
-"""Checks of what a caller of the library gives: a `ValueError` that names the argument and what it may be.
+"""Check arguments of the library: a `ValueError` names the argument and its allowed values.
 
 Shapes and Python numbers are checked always. The values of labels are checked where that copies nothing from a GPU, so
 that a step which checks its arguments can be captured in a CUDA graph.

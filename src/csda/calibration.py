@@ -1,4 +1,4 @@
-"""Probabilities that mean what they say, and sets of classes with a stated coverage; NumPy only.
+"""Calibrated probabilities, and sets of classes with a stated coverage; NumPy only.
 
 A temperature T is fitted to predictions on images that the network was not trained on: calibrated probabilities are
 proportional to p^(1/T), of one label among several p^(1/T) against (1 − p)^(1/T) (Guo et al., 2017). The order of the
@@ -186,7 +186,7 @@ def fit(probs: Array, labels: Array, fitted_on: str = "validation") -> Calibrati
 def fit_temperature(probs: Array, labels: Array) -> float:
     """The T of least negative log-likelihood, with a standard normal prior on log T.
 
-    The prior keeps a handful of images that are all right from claiming certainty, and is without weight among many.
+    The prior keeps a few images that are all classified correctly from implying certainty; among many it has no weight.
     """
     multi_label = labels.ndim == 2
     logits = np.log(_sides(np.asarray(probs, dtype=np.float64), multi_label).clip(SMALLEST))

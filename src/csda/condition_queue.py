@@ -14,11 +14,11 @@ from csda.arguments import require_choice, require_number, require_shape, requir
 from csda.errors import ConfigError
 
 MAX_CAPACITY = 100_000
-"""More slots than a step could train on; `queue_lengths` is exact for five times as many."""
+"""An upper limit that no training needs; `queue_lengths` is exact up to five times as many."""
 
 
 class VariableConditionQueue(nn.Module):
-    """Eq. (15) to (17). Unlabeled samples with their pseudo-labels, so many of each class as its confidence allows.
+    """Eq. (15) to (17). Unlabeled samples with their pseudo-labels; a class holds more, the more confident it is.
 
     A push takes its samples one after the other. A sample that Eq. (17) admits leaves the place it had and joins the
     class of its aligned prediction; one that is not admitted changes nothing. Then every class is cut to its length,
@@ -32,11 +32,11 @@ class VariableConditionQueue(nn.Module):
         capacity: L.
         gamma: γ of Eq. (15).
         delta: δ of Eq. (16).
-        minimum_length: slots that every class has in any case; the paper has none.
+        minimum_length: slots that every class has at least; the paper has none.
         repeats: a sample admitted again is to "refresh" its entry, or to "keep" it and have one more.
         evict: which entries leave a class that is too long, the "oldest" or the "least_confident".
         target_size: width of the targets, where they are not the aligned predictions themselves.
-        image_shape: (H, W, C), to hold the samples' uint8 images beside them where nobody could look them up.
+        image_shape: (H, W, C), to store the samples' uint8 images as well, where they cannot be looked up.
         process_group: processes that push together; every one of them then holds the same queue.
 
     >>> queue = VariableConditionQueue(num_classes=2, capacity=4)
@@ -100,7 +100,7 @@ class VariableConditionQueue(nn.Module):
         self.register_buffer("classes", torch.zeros(capacity, dtype=torch.int64))
         self.register_buffer("confidences", torch.zeros(capacity))
         self.register_buffer("mask", torch.zeros(capacity, dtype=torch.bool))
-        # Not saved: whoever has the images finds them again by the indices.
+        # Not saved: the images can be found again by the indices.
         images = None if image_shape is None else torch.zeros(capacity, *image_shape, dtype=torch.uint8)
         self.register_buffer("images", images, persistent=False)
 
@@ -124,7 +124,7 @@ class VariableConditionQueue(nn.Module):
             labeled_confidence: c^x [n], for the lengths.
             unlabeled_confidence: c^u [n], for the thresholds.
             targets: [B, target_size], what to train on; the aligned predictions if not given.
-            images: uint8 [B, H, W, C], needed by a queue that holds images, of no use to another.
+            images: uint8 [B, H, W, C], needed by a queue that stores images, ignored by others.
         """
         self._require(indices, aligned, labeled_confidence, unlabeled_confidence, targets, images)
         indices, aligned = self._gather(indices), self._gather(aligned)
@@ -194,7 +194,7 @@ class VariableConditionQueue(nn.Module):
         targets: Tensor | None,
         images: Tensor | None,
     ) -> None:
-        """Shapes alone: the values stay on the device."""
+        """Check shapes only; values stay on the device."""
         count = indices.numel()
         if indices.dtype != torch.int64:
             raise ValueError(f"Expected argument `indices` to be of the dtype int64, but got {indices.dtype}.")

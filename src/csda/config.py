@@ -102,6 +102,9 @@ class RunConfig(Settings):
     labels: Annotated[Text | None, BeforeValidator(_as_text)] = Field(
         None, description="labels to keep: 300, 10%, 20/class, 10% of groups"
     )
+    labels_from: Annotated[Text | None, DETAIL] = Field(
+        None, description="run or review folder whose labels.csv adds labels, and whose split is kept"
+    )
     val: Annotated[Text | None, BeforeValidator(_as_text), DETAIL] = Field(
         None, description="labeled images for validation: 50, 10%, 5/class, or 0 for none; a tenth when not given"
     )
@@ -312,6 +315,7 @@ PRESETS: dict[str, Preset] = {
                 {"capacity": 128, "condition": "prediction", "passes": "two", "teacher_momentum": 0.99},
             ),
             "self-train": {"passes": "two"},
+            "csda-folds": {"passes": "two", "guesses_from": "folds", "fold_network": "body"},
         },
     ),
     # A head on features of a frozen network: minutes without a GPU. It begins as the linear probe, and what a method
@@ -338,6 +342,7 @@ PRESETS: dict[str, Preset] = {
         methods={
             **_alike(("csda", "vcq", "da"), {"capacity": 512, "condition": "prediction", "passes": "two"}),
             "self-train": {"passes": "two"},
+            "csda-folds": {"passes": "two", "guess_temperature": 0.85},
         },
         # Its soft guesses are ahead of the linear probe. A head on few labels is sure of them all, so that the paper's
         # alignment, by predictions on labeled images, makes guesses too sure.

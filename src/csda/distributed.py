@@ -3,7 +3,7 @@
 All of them run the same program on the same whole batches, with the same draws, so that alignment, queue and losses
 need to know nothing of each other's. What is shared among them is the networks' work: each process passes its part of
 the images, the outputs are gathered, and gradients flow back the same way. So a step gives what it gives in one
-process, but for the order of sums.
+process, except for the order of sums.
 
 Every process computes the same loss. Its gradients are those of the sum over the processes, divided by their number.
 """
@@ -39,11 +39,11 @@ _ENDED = (
 )
 _TRAININGS = itertools.count()
 _store: Any = None
-"""Where the processes met, and where one can leave a word for the others even when some have ended."""
+"""The store through which the processes met; it still works when some of them have ended."""
 
 
 class Ranks:
-    """This process among those that train together; as it stands, a process on its own.
+    """This process among those that train together; by default a single process.
 
     Attributes:
         rank: this process, counted from 0; the first one writes and speaks.
@@ -165,7 +165,7 @@ def joined_ranks() -> Iterator[Ranks]:
             dist.init_process_group(store=store, rank=rank, world_size=size)
     with _told_to_stop():
         yield Ranks(rank, size, local_rank)
-    # After an error the others are gone, and to take leave of them could wait for ever.
+    # After an error the other processes are gone, and a shutdown could wait for ever.
     if ours:
         dist.destroy_process_group()
 
@@ -223,7 +223,7 @@ def _told_to_stop() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # It is about to say why it ends, and to end.
+        # It is about to report why it stops.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
     signal.signal(signal.SIGTERM, before)

@@ -66,7 +66,7 @@ class Engine:
 
     @property
     def remark(self) -> str | None:
-        """Why steps are eager although a CUDA graph was wanted."""
+        """Why steps run eagerly although a CUDA graph was requested."""
         return self.fast.remark if self.fast is not None else None
 
     def views(self, augmentation: Augmentation) -> Augmentation:
@@ -81,7 +81,7 @@ class Engine:
     def run(self, function: Callable[..., None], *arguments: object) -> None:
         """`function(*arguments)`; on a GPU captured after the first calls and replayed from then on.
 
-        A replay reads the tensors among the arguments anew. All other arguments must mean the same in every call.
+        A replay reads the tensors among the arguments again. All other arguments must mean the same in every call.
         """
         if self.fast is None:
             function(*arguments)
@@ -187,7 +187,7 @@ def make_optimizer(
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load saved state, but for the learning rate: a graph reads the tensor that the optimiser was made with."""
+    """Load saved state, except for the learning rate: a graph reads the tensor that the optimiser was made with."""
     kept: list[dict[str, Any]] = [
         {name: group[name] for name in ("lr", "scale") if name in group} for group in optimizer.param_groups
     ]

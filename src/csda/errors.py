@@ -1,4 +1,4 @@
-"""Mistakes that a user can mend. The command line prints the message alone and exits with 2."""
+"""Errors that a user can fix. The command line prints the message alone and exits with code 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class CsdaError(Exception):
-    """Base of all expected failures: the message names the thing and the way out."""
+    """Base class of expected errors: the message names the problem and what to do."""
 
 
 class ConfigError(CsdaError):
@@ -25,7 +25,7 @@ class RunError(CsdaError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, torch on the CPU or torch on a GPU had no room for something; without an import of torch."""
+    """Whether Python or torch ran out of memory, on the CPU or a GPU; does not import torch."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error)
@@ -34,7 +34,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Say what the operating system refused on this path, and what to do about it."""
+    """Turn an operating system error on this path into a message that says what to do."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Predictions over whole parts, what they are worth, and what a run concludes from them."""
+"""Predict whole parts of a split, score them, and make the final files of a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from csda.models.two_stream import TwoStream, probabilities
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 PseudoLabels = Callable[[TwoStream, Tensor], tuple[Tensor, Tensor]]
-"""What a method would guess for images, before and after alignment."""
+"""A method's pseudo-labels for images, before and after alignment."""
 
 LAST = 20
-"""Epochs over which the steadier figures are means."""
+"""Number of last epochs over which the steadier figures are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def score(probs: Floats, labels: Ints, prefix: str) -> dict[str, float]:
 
 
 def judge_pseudo_labels(raw: Floats, aligned: Floats, truth: Ints) -> tuple[dict[str, float], dict[str, Floats]]:
-    """How good pseudo-labels are where the truth is known (−1: unknown), and what alignment changed.
+    """Score pseudo-labels where the truth is known (−1: unknown), and count what alignment changed.
 
     Figures for `metrics.jsonl` and arrays for `history.npz`: the share of flipped guesses of each class, the class-wise
     mean of the aligned guesses (a row for each unaligned guess), and truth against pseudo-label. Where an image may

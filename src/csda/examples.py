@@ -1,5 +1,5 @@
-"""Which images of a run are worth showing; NumPy only, so that the training that keeps them and the report that shows
-them choose alike.
+"""Choose the images that a report shows; NumPy only, so that training, which keeps them, and report, which shows them,
+make the same choice.
 
 N images, n classes. Labels are class indices [N], or 0/1 [N, n] in a multi-label set. Choices are rows, the most
 telling first.

@@ -1,4 +1,4 @@
-"""A model for programs that do not have csda: ONNX, a program of torch.export, or a bundle of MONAI.
+"""Export a model for programs without csda: ONNX, a torch.export program, or a MONAI bundle.
 
 What is exported takes images as they come from a decoder, uint8 [B, H, W, C], and gives calibrated probabilities:
 resizing, scaling, mirror images, prior correction and temperature are part of the graph. It is compared with
@@ -278,7 +278,7 @@ def _decode(path: Path, channels: int) -> npt.NDArray[np.uint8]:
 
 
 def _compare(answer: Answer, samples: Samples, name: str) -> str:
-    """Refuse a model that answers otherwise than ours; a sentence that says how close it is."""
+    """Refuse an exported model whose predictions differ; returns a sentence that says how close it is."""
     squares = float(np.abs(answer(samples.squares) - samples.from_squares).max())
     alone = float(np.abs(answer(samples.squares[:1]) - samples.from_squares[:1]).max())
     found = [answer(image[None])[0] for image in samples.decoded]

@@ -1,4 +1,4 @@
-"""Labeled images that a run has never seen, predicted and judged."""
+"""Evaluate a run on labeled images from elsewhere."""
 
 from __future__ import annotations
 

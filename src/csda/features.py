@@ -1,4 +1,4 @@
-"""Features of images by a network that does not learn: computed once, kept in the cache, trained on in place of pixels.
+"""Features of a frozen network: computed once, cached, and used for training instead of pixels.
 
 A frozen network gives the same features of an image in every epoch, so they are computed before the first one. What is
 trained is a head on them, which takes seconds where training the network takes minutes or hours.
@@ -123,7 +123,7 @@ def open_features(
         [digest(settings.encode(), key) for key in data.keys],
         (build_width(config),),
         make,
-        workers=0,  # a second thread would disturb whoever captures a graph on this device
+        workers=0,  # a second thread would break a capture of a CUDA graph on this device
         place=f"features/{name}-{config.image_size}-{known[:8]}",
         dtype=np.float32,
         chunk=BATCH_ON_CPU if device.type == "cpu" else BATCHES_AHEAD * config.eval_batch_size,
@@ -155,7 +155,7 @@ def digest_weights(weights: Mapping[str, Tensor]) -> str:
 
 
 def _announce(config: RunConfig, data: PreparedData, missing: int, extractor: Extractor, device: torch.device) -> str:
-    """What is about to happen, and how long it takes by the time of a few images."""
+    """Announce the computation with an estimate of its time, from a few images."""
     few = data.pixels[: min(extractor.batch_size, 16)]
     extractor(few)
     begun = time.perf_counter()

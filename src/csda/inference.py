@@ -1,7 +1,7 @@
-"""Predictions for any number of files: found, decoded and computed at once, and written as they come.
+"""Predict any number of files: listed, decoded and predicted in a stream, and written as they are ready.
 
 A table that is being written is `NAME.partial`, with `NAME.partial.json` that says which model writes it; when all is
-done it gets its name. A call that was cut off leaves whole rows there, and goes on behind them with `resume`.
+done it is renamed. A call that was interrupted leaves whole rows there, and `resume` continues after them.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def predict_table(
         given: what `ImageFiles` takes.
         out: CSV to write; without it rows go to `echo`.
         tta: predict as the mean over mirror images.
-        resume: go on with a table that was cut off.
+        resume: continue with a table that was cut off.
         jobs: threads that decode, or workers of Ray.
         launcher: threads here, or workers of Ray on many machines, which find run and images under the same paths.
         coverage: of the sets, one of those that the model has limits for; 0.9 where it has, unless another is given.

@@ -1,4 +1,4 @@
-"""What is minimised, Eq. (18) and (19).
+"""The losses, Eq. (18) and (19).
 
 In a multi-label task the K labels of a sample are independent, so its loss is the sum of K binary cross-entropies.
 """
@@ -68,7 +68,7 @@ def multilabel_unlabeled_loss(logits: Tensor, targets: Tensor, mask: Tensor, cou
 def consistency_loss(probs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     """Squared error of probabilities [B, n], the mean over the samples in the mask, bool [B], and 0 if none is.
 
-    Bounded, so that a wrong target costs little: what GLM and LSSE put in the place of L_u.
+    It is bounded, so a wrong target costs little. GLM and LSSE use it instead of L_u.
 
     >>> import torch
     >>> consistency_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), torch.tensor([True]))

@@ -8,7 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from csda.alignment import absent_confidence, absent_rows, align, align_agnostic, class_sums, temper, temperatures
+from csda.alignment import (
+    absent_confidence,
+    absent_rows,
+    align,
+    align_agnostic,
+    change_basis,
+    class_sums,
+    estimate_basis,
+    normalize,
+    shrink,
+    temper,
+    temperatures,
+)
 from csda.arguments import (
     readable,
     require_choice,
@@ -36,7 +48,15 @@ class ClassMarginals(nn.Module):
             It applies when aligning and is never written back into `labeled`.
         temperature_floor: the least that Eq. (14) may give.
         condition: what row i of `labeled` is the mean over: labeled samples whose "label" is i, as in the paper, or
-            whose "prediction" is i, as on the unlabeled side.
+            whose "prediction" is i, as on the unlabeled side. With "truth" it is over the latter, too, and of their
+            labels in the place of predictions: how often a sample predicted as i is of class j. This says something
+            where predictions are of samples that the model has not learned from.
+        against: what λ^x is divided by: λ^u, from "unlabeled" samples, as in the paper, or the predictions on the
+            "labeled" samples that make its rows. With the condition "truth" the latter divides what was observed by
+            what was expected of the very same samples, so that predictions are calibrated class by class, whatever
+            classes the unlabeled samples are of.
+        shrinkage: κ of `shrink`; 0 for none.
+        basis: "diagonal" for Eq. (8), or ρ of `estimate_basis` for the general M of Eq. (7).
         absent: the estimate of Eq. (13) is to "replace" the row, as in the paper, or to enter it by "ema".
         share: whether c_i is divided by the samples of the "class", K_i as Eq. (12) is explained, or by those of the
             "batch", K, so that a class counts by its frequency too: what the paper says of T and of γ = 1.
@@ -66,6 +86,8 @@ class ClassMarginals(nn.Module):
     unlabeled_confidence: Tensor
     labeled_observed: Tensor
     unlabeled_observed: Tensor
+    labeled_predicted: Tensor
+    labeled_numbers: Tensor
 
     def __init__(
         self,
@@ -74,7 +96,10 @@ class ClassMarginals(nn.Module):
         temperature: float | Literal["adaptive", "unlabeled"] = "adaptive",
         temperature_floor: float = 0.0,
         *,
-        condition: Literal["label", "prediction"] = "label",
+        condition: Literal["label", "prediction", "truth"] = "label",
+        against: Literal["unlabeled", "labeled"] = "unlabeled",
+        shrinkage: float = 0.0,
+        basis: float | Literal["diagonal"] = "diagonal",
         absent: Literal["replace", "ema"] = "replace",
         share: Literal["class", "batch"] = "class",
         num_labels: int | None = None,
@@ -88,7 +113,13 @@ class ClassMarginals(nn.Module):
         else:
             require_number("temperature", temperature)
         require_number("temperature_floor", temperature_floor, 1)
-        require_choice("condition", condition, "label", "prediction")
+        require_choice("condition", condition, "label", "prediction", "truth")
+        require_choice("against", against, "unlabeled", "labeled")
+        require_number("shrinkage", shrinkage)
+        if isinstance(basis, str):
+            require_choice("basis", basis, "diagonal")
+        else:
+            require_number("basis", basis)
         require_choice("absent", absent, "replace", "ema")
         require_choice("share", share, "class", "batch")
         self.num_classes = num_classes
@@ -97,6 +128,9 @@ class ClassMarginals(nn.Module):
         self.temperature = temperature
         self.temperature_floor = temperature_floor
         self.condition = condition
+        self.against = against
+        self.shrinkage = shrinkage
+        self.basis = basis
         self.absent = absent
         self.share = share
         self.process_group = process_group
@@ -106,20 +140,25 @@ class ClassMarginals(nn.Module):
             self.register_buffer(f"{part}_confidence", torch.empty(classes))
             # 1 where a row rests on samples, 0 where it does not; a float, so that it has the dtype of the rows.
             self.register_buffer(f"{part}_observed", torch.empty(classes))
+        # Of the samples that rows of λ^x are means over: the mean prediction, and their number when all were passed.
+        self.register_buffer("labeled_predicted", torch.empty(*classes, num_classes))
+        self.register_buffer("labeled_numbers", torch.empty(classes))
         self.reset()
 
     @torch.no_grad()
     def reset(self) -> None:
         """Forget all samples: rows and confidences are uniform again, in place."""
-        for values in (self.labeled, self.unlabeled, self.labeled_confidence, self.unlabeled_confidence):
+        uniform = (self.labeled, self.unlabeled, self.labeled_predicted)
+        for values in (*uniform, self.labeled_confidence, self.unlabeled_confidence):
             values.fill_(1 / self.num_classes)
-        for observed in (self.labeled_observed, self.unlabeled_observed):
-            observed.zero_()
+        for none in (self.labeled_observed, self.unlabeled_observed, self.labeled_numbers):
+            none.zero_()
 
     def extra_repr(self) -> str:
         return (
             f"num_classes={self.num_classes}, momentum={self.momentum}, temperature={self.temperature!r}, "
-            f"temperature_floor={self.temperature_floor}, condition={self.condition!r}, absent={self.absent!r}, "
+            f"temperature_floor={self.temperature_floor}, condition={self.condition!r}, against={self.against!r}, "
+            f"shrinkage={self.shrinkage}, basis={self.basis!r}, absent={self.absent!r}, "
             f"share={self.share!r}, num_labels={self.num_labels}"
         )
 
@@ -127,7 +166,8 @@ class ClassMarginals(nn.Module):
     def start(self, probs: Tensor, labels: Tensor) -> None:
         """Take λ^x and c^x exactly from one pass over the labeled set, and set λ^u := λ^x and c^u := c^x.
 
-        A class that is never predicted, where `condition` is "prediction", starts from the samples labeled with it.
+        A class that is never predicted, where `condition` is not "label", starts from the predictions on the samples
+        labeled with it, and as a row of no sample.
 
         Args:
             probs: [N, n], predictions on the whole labeled set.
@@ -135,17 +175,25 @@ class ClassMarginals(nn.Module):
         """
         self._require(probs, labels)
         require_labels(labels, self.num_classes)
-        rows, own, present = self._class_means(probs, labels)
+        rows, own, present, numbers = self._class_means(probs, labels)
+        predictions = rows
         if missing := (~present).nonzero().tolist():
             names = ", ".join(" = ".join(map(str, class_index)) for class_index in missing)
             kind = "class" if present.dim() == 1 else "label"
             raise DataError(f"No labeled image has {kind} {names}; label at least one or leave that {kind} out.")
-        if self.condition == "prediction":
-            predicted_rows, predicted_own, predicted = self._class_means(probs, probs.argmax(-1))
+        if self.condition != "label":
+            predicted_rows, predicted_own, predicted, numbers = self._class_means(
+                self._told(probs, labels), probs.argmax(-1)
+            )
+            predicted_as, *_ = self._class_means(probs, probs.argmax(-1))
             rows = torch.where(predicted[..., None], predicted_rows, rows)
             own = torch.where(predicted, predicted_own, own)
-        for part in (self.labeled, self.unlabeled):
-            part.copy_(rows)
+            predictions = torch.where(predicted[..., None], predicted_as, predictions)
+        self.labeled.copy_(rows)
+        self.labeled_predicted.copy_(predictions)
+        self.labeled_numbers.copy_(numbers)
+        # λ^u is of predictions in any case.
+        self.unlabeled.copy_(predictions if self.condition == "truth" else rows)
         for confidence in (self.labeled_confidence, self.unlabeled_confidence):
             confidence.copy_(own)
         for observed in (self.labeled_observed, self.unlabeled_observed):
@@ -162,10 +210,13 @@ class ClassMarginals(nn.Module):
         self._require(probs, labels)
         if readable(labels):
             require_labels(labels, self.num_classes)
-        rows, own, present = self._class_means(probs, labels if self.condition == "label" else probs.argmax(-1))
+        classes = labels if self.condition == "label" else probs.argmax(-1)
+        rows, own, present, _ = self._class_means(self._told(probs, labels), classes)
         rate = 1 - self.momentum * self.labeled_observed
         if_present = rate * present
         self.labeled.lerp_(rows, if_present[..., None])
+        if self.condition == "truth":
+            self.labeled_predicted.lerp_(self._class_means(probs, classes)[0], if_present[..., None])
         # Of a batch, a class that it does not have has a share, too: none.
         self.labeled_confidence.lerp_(own, rate if self.share == "batch" else if_present)
         self.labeled_observed.masked_fill_(present, 1)
@@ -178,7 +229,7 @@ class ClassMarginals(nn.Module):
             probs: q [B, n], predictions on unlabeled samples.
         """
         self._require(probs)
-        rows, own, present = self._class_means(probs, probs.argmax(-1))
+        rows, own, present, _ = self._class_means(probs, probs.argmax(-1))
         confidence = torch.where(present, own, absent_confidence(self.labeled_confidence, self.unlabeled_confidence))
         rows = torch.where(present[..., None], rows, absent_rows(self.labeled, self.unlabeled))
         rate = 1 - self.momentum * self.unlabeled_observed
@@ -189,7 +240,7 @@ class ClassMarginals(nn.Module):
 
     @torch.no_grad()
     def align(self, probs: Tensor) -> Tensor:
-        """Eq. (10), with Normalize((λ_i^x)^T_i) in the place of λ_i^x.
+        """Eq. (10), with Normalize((λ_i^x)^T_i) in the place of λ_i^x, or what M makes of the unlabeled rows.
 
         Args:
             probs: q [B, n].
@@ -198,7 +249,27 @@ class ClassMarginals(nn.Module):
             q̃ [B, n].
         """
         self._require(probs)
-        return align(probs, temper(self.labeled, self.temperatures()), self.unlabeled)
+        labeled, divisor = temper(self.labeled, self.temperatures()), self.unlabeled
+        if self.against == "labeled":
+            divisor = self.labeled_predicted
+        if not isinstance(self.basis, str):
+            labeled = normalize(change_basis(estimate_basis(labeled, divisor, self.basis), divisor).clamp(min=0))
+        if self.shrinkage:
+            labeled, divisor = (shrink(rows, self.labeled_numbers, self.shrinkage) for rows in (labeled, divisor))
+        return align(probs, labeled, divisor)
+
+    @torch.no_grad()
+    def start_unlabeled(self, probs: Tensor) -> None:
+        """Take λ^u and c^u exactly from one pass over the unlabeled set, after `start`; a class that no sample is
+        predicted as keeps what it has.
+
+        Args:
+            probs: [N, n], predictions on the whole unlabeled set.
+        """
+        self._require(probs)
+        rows, own, present, _ = self._class_means(probs, probs.argmax(-1))
+        self.unlabeled.copy_(torch.where(present[..., None], rows, self.unlabeled))
+        self.unlabeled_confidence.copy_(torch.where(present, own, self.unlabeled_confidence))
 
     @torch.no_grad()
     def temperatures(self) -> Tensor:
@@ -212,13 +283,19 @@ class ClassMarginals(nn.Module):
     def _require(self, probs: Tensor, labels: Tensor | None = None) -> None:
         _require_batch(probs, labels, self.labeled_confidence.shape)
 
-    def _class_means(self, probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. (12). The mean over the samples of each class, zero without any; c; and which classes have some."""
+    def _told(self, probs: Tensor, labels: Tensor) -> Tensor:
+        """What rows of λ^x are means of: predictions, or labels as distributions."""
+        if self.condition != "truth":
+            return probs
+        return (labels[..., None] == torch.arange(self.num_classes, device=labels.device)).to(probs.dtype)
+
+    def _class_means(self, probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Eq. (12). The mean over the samples of each class, zero without any; c; which classes have some; how many."""
         sums, numbers = class_sums(probs.to(self.labeled.dtype), classes)
         _reduce(self.process_group, sums, numbers)
         rows = sums / numbers.clamp(min=1)[..., None]
         own = _diagonal(rows) if self.share == "class" else _diagonal(sums) / numbers.sum(-1, keepdim=True)
-        return rows, own, numbers > 0
+        return rows, own, numbers > 0, numbers
 
 
 class AgnosticMarginals(nn.Module):
@@ -316,6 +393,13 @@ class AgnosticMarginals(nn.Module):
         """Eq. (11). λ^u ← λ^u · ω + mean q · (1 − ω), for predictions q [B, n]."""
         _require_batch(probs, None, self.labeled.shape)
         self._average(self.unlabeled, self.unlabeled_observed, probs)
+
+    @torch.no_grad()
+    def start_unlabeled(self, probs: Tensor) -> None:
+        """Take λ^u exactly from one pass over the unlabeled set, predictions [N, n], after `start`."""
+        _require_batch(probs, None, self.labeled.shape)
+        self.unlabeled_observed.zero_()
+        self.update_unlabeled(probs)
 
     @torch.no_grad()
     def align(self, probs: Tensor) -> Tensor:

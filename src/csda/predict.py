@@ -1,4 +1,4 @@
-"""A trained model, used."""
+"""Predict with a trained model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AHEAD = 2
 
 
 class Outcome(NamedTuple):
-    """What became of a file: its probabilities [n], or what is wrong with it."""
+    """The result for one file: its probabilities [n], or the error."""
 
     path: Path
     probs: Floats | None
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What probabilities come to; the last two are None where the model has no calibration for it."""
+    """Decisions from probabilities; the last two are None where the model has no calibration for them."""
 
     labels: list[int | tuple[int, ...]]
     confidence: Floats
@@ -268,7 +268,7 @@ def load(run_folder: str | Path, device: str = "auto") -> Predictor:
 
 
 def in_groups(items: Iterable[Each], size: int) -> Iterator[tuple[Each, ...]]:
-    """The items, so many at a time; the last group may be smaller."""
+    """The items in groups of a given size; the last may be smaller."""
     source = iter(items)
     return iter(lambda: tuple(islice(source, size)), ())
 

@@ -1,6 +1,6 @@
-"""A linear probe: logistic regression on features, regularised as much as cross-validation on the labeled images says.
+"""A linear probe: logistic regression on features, with regularisation chosen by cross-validation on labeled images.
 
-It is the control of every training on a pretrained network, and where the head on frozen features begins.
+It is the control for every training on a pretrained network, and the start of a head on frozen features.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a person sees while something runs: bars on a terminal, plain lines in a log."""
+"""Progress output: bars on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from csda.errors import explained
 
 
 class Reporter:
-    """Says nothing. The base of the others, and for programs that call `csda.train` and want silence."""
+    """Prints nothing. Base class of the others, and for programs that call `csda.train` silently."""
 
     def __enter__(self) -> Self:
         return self
@@ -40,7 +40,7 @@ class Reporter:
         """So many images are predicted."""
 
     def begin(self, epochs: int, steps: int, done_epochs: int) -> None:
-        """Training begins, or goes on after `done_epochs`."""
+        """Training begins, or continues after `done_epochs`."""
 
     def step(self) -> None:
         """A step was made."""
@@ -162,7 +162,7 @@ _SHOWN = {"loss", "val_auc", "val_mca", "pseudo_accuracy", "pseudo_auc"}
 
 
 def choose_reporter(quiet: bool) -> Reporter:
-    """Bars where a person watches, lines where nobody does or quiet is asked for."""
+    """Bars on a terminal; plain lines elsewhere, or where quiet is asked for."""
     return LogReporter() if quiet or not sys.stderr.isatty() else BarReporter()
 
 

@@ -167,7 +167,7 @@ class Trainer:
 
     def _begin_head(self) -> None:
         """The head becomes logistic regression on the labeled features, with class frequencies in it as the loss has
-        them; how strongly it was regularised goes on as a penalty of every step. What the linear probe itself is worth
+        them; its regularisation continues as a penalty of every step. What the linear probe itself is worth
         on the test images is kept beside the result."""
         layer, begun = self.model.head[-1], time.perf_counter()
 
@@ -200,7 +200,7 @@ class Trainer:
         config = self.config
         self.engine = Engine(
             self.device,
-            # A head is next to no work, and what it is compared with is computed exactly.
+            # A head is little work, and what it is compared with is computed exactly.
             "float32" if config.frozen else config.precision,
             generator=self.generator,
             capture=config.cuda_graph,
@@ -470,10 +470,10 @@ class Trainer:
             **frozen,
         }
 
-    # What a person is told
+    # Messages
 
     def announce(self, run: Run, epochs_done: int) -> str:
-        """What is about to happen, where, and on a CPU how long it takes."""
+        """Announce the training: device, size, folder, and on a CPU the estimated time."""
         config, left = self.config, self.config.epochs - epochs_done
         idle = "On the CPU" if torch.cuda.is_available() else "No GPU"
         place = idle if self.device.type == "cpu" else name_device(self.device)
@@ -516,7 +516,7 @@ class Trainer:
         return later[len(later) // 2] if later else 0.0  # a method that is fitted at once has no steps
 
     def _learn(self, compute: Callable[..., StepOutput]) -> Callable[..., None]:
-        """A step without its update, which takes next to no time."""
+        """A step without its update, which takes almost no time."""
 
         def learn(*inputs: Tensor) -> None:
             with self.engine.arithmetic():

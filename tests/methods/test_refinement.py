@@ -14,6 +14,7 @@ from csda.data.loader import ImagePool
 from csda.methods.base import Task
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.methods.self_training import SelfTraining
+from reference import alignment as reference
 from reference.trainings import make_training
 
 
@@ -119,3 +120,28 @@ def test_the_history_tells_what_the_parts_hold(align_by: str, queue: str) -> Non
     expected |= {"temperatures"} if align_by == "csda" else set()
     expected |= {"queue_counts"} if queue == "vcq" else set()
     assert names == expected
+
+
+def test_an_estimated_shift_is_aligned_to() -> None:
+    """Class-agnostic alignment with it has the estimated frequencies in the place of the labeled ones."""
+    refinement = _refinement(align="da", queue="none", shift=0.01)
+    labeled, guesses = _probs(12), _probs(30, seed=1)
+    refinement.start(labeled, LABELS)
+    refinement.start_unlabeled(guesses)
+    shares = [
+        [sum(p[j] for p, y in zip(labeled.tolist(), LABELS, strict=True) if y == k) / 12 for k in range(3)]
+        for j in range(3)
+    ]
+    weights = reference.shift_weights(shares, guesses.mean(dim=0).tolist(), 0.01)
+    target = reference.normalize([w * p for w, p in zip(weights, labeled.mean(dim=0).tolist(), strict=True)])
+    expected = [reference.align_agnostic(q, target, guesses.mean(dim=0).tolist()) for q in guesses.tolist()]
+    torch.testing.assert_close(refinement.align(guesses), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_guesses_are_sharpened_after_alignment() -> None:
+    refinement, sharpened = _refinement(queue="none"), _refinement(queue="none", guess_temperature=0.5)
+    guesses = _probs(8, seed=1)
+    for each in (refinement, sharpened):
+        each.start(_probs(12), LABELS)
+    squares = refinement.align(guesses) ** 2
+    torch.testing.assert_close(sharpened.align(guesses), squares / squares.sum(dim=1, keepdim=True))

@@ -33,6 +33,55 @@ def change_basis(m: Matrix, unlabeled: Matrix) -> Matrix:
     return [normalize([sum(m[i][k] * unlabeled[k][j] for k in range(n)) for j in range(n)]) for i in range(n)]
 
 
+def solve(a: list[list[Fraction]], b: list[Fraction]) -> list[Fraction]:
+    """x with a x = b, exactly, by elimination with the largest pivot."""
+    n = len(b)
+    rows = [[*a[i], b[i]] for i in range(n)]
+    for k in range(n):
+        largest = max(range(k, n), key=lambda i: abs(rows[i][k]))
+        rows[k], rows[largest] = rows[largest], rows[k]
+        for i in range(n):
+            if i != k:
+                factor = rows[i][k] / rows[k][k]
+                rows[i] = [x - factor * y for x, y in zip(rows[i], rows[k], strict=True)]
+    return [rows[k][n] / rows[k][k] for k in range(n)]
+
+
+def least_squares(design: Matrix, target: Vector, ridge: float, centre: Vector) -> Vector:
+    """The x for which Σ_j (Σ_k design[j][k] x_k − target_j)² + ridge · Σ_k (x_k − centre_k)² is least."""
+    n = len(centre)
+    d = [[Fraction(value) for value in row] for row in design]
+    normal = [
+        [sum(row[k] * row[m] for row in d) + (Fraction(ridge) if k == m else 0) for m in range(n)] for k in range(n)
+    ]
+    right = [
+        sum(row[k] * Fraction(t) for row, t in zip(d, target, strict=True)) + Fraction(ridge) * Fraction(centre[k])
+        for k in range(n)
+    ]
+    return [float(value) for value in solve(normal, right)]
+
+
+def estimate_basis(labeled: Matrix, unlabeled: Matrix, ridge: float) -> Matrix:
+    """One row of M after the other: λ_i^x from the rows of λ^u, and near the i-th of them."""
+    n = len(labeled)
+    design = [[unlabeled[k][j] for k in range(n)] for j in range(n)]
+    return [least_squares(design, labeled[i], ridge, [float(i == k) for k in range(n)]) for i in range(n)]
+
+
+def align_shrunken(q: Vector, labeled: Matrix, unlabeled: Matrix, numbers: Vector, strength: float) -> Vector:
+    """By what was observed in labeled samples predicted as i over what was expected, with `strength` more of each."""
+    i = argmax(q)
+    ratios = []
+    for j in range(len(q)):
+        observed, expected = numbers[i] * labeled[i][j], numbers[i] * unlabeled[i][j]
+        ratios.append((observed + strength) / (expected + strength))
+    return normalize([q[j] * ratios[j] for j in range(len(q))])
+
+
+def shift_weights(shares: Matrix, mean: Vector, ridge: float) -> Vector:
+    return [max(value, 0.0) for value in least_squares(shares, mean, ridge, [1.0] * len(mean))]
+
+
 def transition(labeled: Matrix, unlabeled: Matrix) -> Matrix:
     n = len(labeled)
     return [[labeled[i][j] / divisor(unlabeled[i][j]) for j in range(n)] for i in range(n)]

@@ -12,9 +12,20 @@ def ema(before: float, value: float, momentum: float) -> float:
 
 class ClassMarginals:
     def __init__(
-        self, n: int, momentum: float, condition: str = "label", absent: str = "replace", share: str = "class"
+        self,
+        n: int,
+        momentum: float,
+        condition: str = "label",
+        absent: str = "replace",
+        share: str = "class",
+        against: str = "unlabeled",
+        shrinkage: float = 0.0,
+        basis: float | str = "diagonal",
     ) -> None:
         self.n, self.momentum, self.condition, self.absent, self.share = n, momentum, condition, absent, share
+        self.against, self.shrinkage, self.basis = against, shrinkage, basis
+        self.labeled_predicted = [[1 / n] * n for _ in range(n)]
+        self.labeled_numbers = [0.0] * n
         self.labeled = [[1 / n] * n for _ in range(n)]
         self.unlabeled = [[1 / n] * n for _ in range(n)]
         self.labeled_confidence = [1 / n] * n
@@ -25,15 +36,32 @@ class ClassMarginals:
     def start(self, probs: Matrix, labels: list[int]) -> None:
         by_label = alignment.class_means(probs, labels, self.n)
         by_prediction = alignment.class_means(probs, [alignment.argmax(p) for p in probs], self.n)
+        predicted = [alignment.argmax(p) for p in probs]
+        of_labels = alignment.class_means(self.told(probs, labels), predicted, self.n)
         for i in range(self.n):
-            row = by_label[i]
-            if self.condition == "prediction" and by_prediction[i] is not None:
-                row = by_prediction[i]
+            row = prediction = by_label[i]
+            classes = labels
+            if self.condition != "label" and by_prediction[i] is not None:
+                row, prediction, classes = of_labels[i], by_prediction[i], predicted
             assert row is not None
-            classes = labels if row is by_label[i] else [alignment.argmax(p) for p in probs]
+            assert prediction is not None
             confidence = self.confidence(i, row, classes)
             self.labeled[i], self.labeled_confidence[i], self.labeled_observed[i] = row, confidence, True
-            self.unlabeled[i], self.unlabeled_confidence[i], self.unlabeled_observed[i] = row, confidence, True
+            self.unlabeled[i], self.unlabeled_confidence[i], self.unlabeled_observed[i] = prediction, confidence, True
+            self.labeled_predicted[i] = prediction
+            self.labeled_numbers[i] = float((labels if self.condition == "label" else predicted).count(i))
+
+    def start_unlabeled(self, probs: Matrix) -> None:
+        for i, mean in enumerate(alignment.class_means(probs, [alignment.argmax(p) for p in probs], self.n)):
+            if mean is not None:
+                self.unlabeled[i] = mean
+                self.unlabeled_confidence[i] = self.confidence(i, mean, [alignment.argmax(p) for p in probs])
+
+    def told(self, probs: Matrix, labels: list[int]) -> Matrix:
+        """Labels as distributions where rows are of the truth."""
+        if self.condition != "truth":
+            return probs
+        return [[1.0 if label == j else 0.0 for j in range(self.n)] for label in labels]
 
     def confidence(self, i: int, mean: Vector, classes: list[int]) -> float:
         """c_i, with K or K_i in its denominator."""
@@ -41,8 +69,14 @@ class ClassMarginals:
 
     def update_labeled(self, probs: Matrix, labels: list[int]) -> None:
         classes = labels if self.condition == "label" else [alignment.argmax(p) for p in probs]
-        for i, mean in enumerate(alignment.class_means(probs, classes, self.n)):
+        predictions = alignment.class_means(probs, classes, self.n)
+        for i, mean in enumerate(alignment.class_means(self.told(probs, labels), classes, self.n)):
             momentum = self.momentum if self.labeled_observed[i] else 0.0
+            prediction = predictions[i]
+            if self.condition == "truth" and prediction is not None:
+                self.labeled_predicted[i] = [
+                    ema(self.labeled_predicted[i][j], prediction[j], momentum) for j in range(self.n)
+                ]
             if mean is None:
                 if self.share == "batch":
                     self.labeled_confidence[i] = ema(self.labeled_confidence[i], 0.0, momentum)
@@ -77,4 +111,10 @@ class ClassMarginals:
             else:
                 T = temperature
             tempered.append(alignment.temper(self.labeled[i], T))
-        return alignment.align(q, tempered, self.unlabeled)
+        divisor = self.unlabeled if self.against == "unlabeled" else self.labeled_predicted
+        if not isinstance(self.basis, str):
+            changed = alignment.change_basis(alignment.estimate_basis(tempered, divisor, self.basis), divisor)
+            tempered = [alignment.normalize([max(value, 0.0) for value in row]) for row in changed]
+        if self.shrinkage:
+            return alignment.align_shrunken(q, tempered, divisor, self.labeled_numbers, self.shrinkage)
+        return alignment.align(q, tempered, divisor)

@@ -1,4 +1,4 @@
-"""Images: where they come from, how they are split, and their pixels."""
+"""Sources of images, splits, and pixels."""
 
 from __future__ import annotations
 

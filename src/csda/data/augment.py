@@ -133,13 +133,13 @@ class FeatureViews(Augmentation):
     """The views of images of which there are features [N, W] alone: all are the features themselves."""
 
     def weak(self, images: Selection, generator: torch.Generator) -> Tensor:
-        return images.pixels()
+        return images.pixels().float()
 
     def strong(self, images: Selection, generator: torch.Generator) -> Tensor:
-        return images.pixels()
+        return images.pixels().float()
 
     def plain(self, images: Selection) -> Tensor:
-        return images.pixels()
+        return images.pixels().float()
 
 
 def uniform(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:

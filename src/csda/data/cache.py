@@ -3,10 +3,10 @@
 One folder holds one list of rows. Every row has a key, and the folder is named by the digest of all keys in their
 order: when one changes, a new folder is made and the rows that stayed are copied from the old one. A row counts once
 it is marked as done, and it is marked after its values have reached the disk, so that a process may be killed at any
-time and the next one goes on where it was. Whoever holds the lock of a folder makes what is missing in it, others wait
+time and the next one continues there. Whoever holds the lock of a folder makes what is missing in it, others wait
 and then read. Rows that cannot be made are not marked, and the next who asks tries again.
 
-Every row has a checksum, with which it is compared when a process first reads it; one that does not fit is made anew.
+Every row has a checksum, with which it is compared when a process first reads it; one that does not fit is made again.
 The whole cache keeps to a limit: the folders that were used longest ago make room for a new one.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FOLDERS_KEPT = 3
-"""For one set at one size: the present list of files and earlier ones, whose rows may be of use again."""
+"""For one set at one size: the present list of files and earlier ones, whose rows may be useful again."""
 
 CACHE_LIMIT = 50
 """GB of pixels that the cache keeps, unless told otherwise."""
@@ -141,7 +141,7 @@ def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Values, di
         _evict(folder)
         return _map(folder, rows), failed, ()
     except OSError as error:
-        if error.errno in (ENOSPC, EDQUOT):  # half a set is of no use on a disk that has no room for it
+        if error.errno in (ENOSPC, EDQUOT):  # half a set is useless on a disk that has no room for it
             shutil.rmtree(folder, ignore_errors=True)
         kind = rows.place.partition("/")[0]
         problem = f"The cache {cache} cannot be written ({error.strerror or error})"
@@ -370,7 +370,7 @@ def _create(folder: Path, rows: Rows) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(ENOSPC, f"{format_size(needed)} are needed and {format_size(free)} free")
-    # `done` comes first: what it said does not hold for pixels that are made anew.
+    # `done` comes first: what it said does not hold for pixels that are made again.
     for name, length in lengths.items():
         with (folder / name).open("wb") as file:
             _reserve(file.fileno(), length)
@@ -425,7 +425,7 @@ def _evict(folder: Path) -> None:
 
 
 def _make_room(cache: Path, limit: int, kept: Path) -> None:
-    """Remove the folders that were used longest ago until the others, but for `kept`, keep to a limit."""
+    """Remove the folders that were used longest ago until the others, except for `kept`, keep to a limit."""
     others = [entry for entry in list_folders(cache) if entry.folder != kept]
     total = sum(entry.bytes for entry in others)
     for entry in sorted(others, key=lambda entry: entry.used):
@@ -520,7 +520,7 @@ def cache_table(cache: Path) -> Table:
 
 
 def clear_cache(cache: Path) -> int:
-    """Remove all pixels, features and hashes, but for what another process is making; the bytes that are free again.
+    """Remove all pixels, features and hashes, except for what another process is making; the bytes that are free again.
 
     Weights, which came over the network, stay.
     """

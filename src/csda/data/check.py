@@ -1,4 +1,4 @@
-"""What is in a data set, and what would stop a training on it: the table and the page of `csda data check`."""
+"""Check a data set for what would stop a training: the table and the page of `csda data check`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _hash_files(dataset: Dataset, cache: Path, fresh: bool) -> list[bytes]:
 
 
 def hash_file(path: Path | None) -> bytes:
-    """A digest of the file's bytes; `UNREADABLE` where there are none to be had."""
+    """A digest of the file's bytes; `UNREADABLE` where it cannot be read."""
     if path is None:
         return UNREADABLE
     try:
@@ -98,7 +98,7 @@ def _recall(memory: Path) -> dict[bytes, bytes]:
 
 
 def _remember(memory: Path, hashes: dict[bytes, bytes]) -> None:
-    """Write all hashes in one step; where the cache takes nothing they are computed anew each time."""
+    """Write all hashes in one step; where the cache takes nothing they are computed again each time."""
     pairs = b"".join(key + found for key, found in hashes.items())
     draft = memory.with_name(f".draft-{token_hex(8)}")
     with suppress(OSError):

@@ -161,7 +161,7 @@ def fold_name(name: str) -> str:
 
 
 def clean_names(found: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Maps every class name, as it stands on disk, to its clean form; `found` gives names and where each was seen."""
+    """Maps every class name, as written on disk, to its clean form; `found` gives names and where each was seen."""
     clean: dict[str, str] = {}
     first: dict[str, tuple[str, str]] = {}
     for name, where in found:

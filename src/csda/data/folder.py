@@ -2,7 +2,7 @@
 
 Three layouts:
 
-- one folder a class, and a folder `unlabeled`; both may lie in folders `train`, `val` and `test`;
+- one folder per class, and a folder `unlabeled`; both may lie in folders `train`, `val` and `test`;
 - images and a CSV with the columns `image,label[,group][,split]`; an empty label, like an image that the CSV does not
   name, is unlabeled; several labels in a cell are joined by `|`, and `(none)` says that none is present;
 - images and a CSV with `image[,group][,split]` and one column of 0 and 1 for each label.
@@ -10,6 +10,7 @@ Three layouts:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from csda.data.csv_files import JOIN, NONE_PRESENT, Table, clean_names, enter, read_table
@@ -64,7 +65,16 @@ def load(
     return dataset
 
 
-# --- one folder a class ---------------------------------------------------------------------------------------------
+def load_unlabeled(root: Path, classes: Sequence[str]) -> Dataset:
+    """The images below a folder without any label, for classes that are named; folders and tables mean nothing."""
+    tree = scan_images(root)
+    if not tree.images:
+        raise DataError(f"{tree.root} holds no images; JPEG, PNG, TIFF, BMP, WebP and DICOM files are looked for")
+    records = tuple(Record(image, tree.root / image, None) for image in tree.images)
+    return Dataset("folder", tuple(classes), records, root=tree.root, remarks=_remarks(tree))
+
+
+# --- one folder per class ---------------------------------------------------------------------------------------------
 
 
 def _from_folders(tree: ImageTree) -> Dataset:

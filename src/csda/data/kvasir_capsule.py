@@ -1,6 +1,6 @@
 """`kvasir_capsule`: frames of capsule endoscopy, as Smedsrud et al. (2021) distribute them.
 
-One folder a class with files `<video>_<frame>.jpg`, all in `labelled_images`. The frames of one video are a group.
+One folder per class with files `<video>_<frame>.jpg`, all in `labelled_images`. The frames of one video are a group.
 Without lists 20 % are for the test and 10 % for validation at random, as in the paper.
 """
 

@@ -27,7 +27,7 @@ LOADED_ROWS = 256
 class ImagePool:
     """The images of one part: uint8 pixels [N, H, W, C] on the device and no label.
 
-    `pool(indices, view)` augments afresh. In the place of pixels there may be features [N, W], with `FeatureViews`.
+    `pool(indices, view)` augments afresh. Instead of pixels there may be features [N, W], with `FeatureViews`.
     """
 
     streamed = False
@@ -45,7 +45,7 @@ class ImagePool:
         return self.batch(indices).view(view)
 
     def batch(self, indices: Tensor, pixels: Tensor | None = None) -> Batch:
-        """The images at these positions, whose `pixels` [B, H, W, C] may be at hand already."""
+        """The images at these positions, whose `pixels` [B, H, W, C] may be available already."""
         return Batch(indices, self.select(indices, pixels), self.augmentation, self.generator)
 
     def select(self, indices: Tensor, pixels: Tensor | None) -> Selection:
@@ -93,7 +93,7 @@ class LabeledSet(ImagePool):
 
 
 class Batch:
-    """Some images of a part. Each view is drawn when it is asked for, and anew each time."""
+    """Some images of a part. Each view is drawn when it is asked for, and again each time."""
 
     def __init__(
         self, indices: Tensor, images: Selection, augmentation: Augmentation, generator: torch.Generator

@@ -1,4 +1,4 @@
-"""What is known of each image before a pixel is read."""
+"""What is known about each image before its pixels are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Pixels = npt.NDArray[np.uint8]
 class Record:
     """One image as its source describes it.
 
-    `id` is unique within the set, `path` is None for drawn images, and a `label` of None means that nobody said.
+    `id` is unique within the set, `path` is None for drawn images, and a `label` of None means that it is unknown.
     Images of one `group` (patient, lesion, video) are not independent of each other.
     """
 
@@ -67,7 +67,7 @@ class Dataset:
 class Split:
     """The four parts of an experiment. Records in `unlabeled` carry no label.
 
-    `truth` holds the labels of unlabeled images where somebody knows them, by id. It goes to the run folder
+    `truth` holds the labels of unlabeled images where they are known, by id. It goes to the run folder
     and is read by the evaluation alone. `by_image` says that the images of a group were not kept together.
     """
 
@@ -85,7 +85,7 @@ class Split:
 
 
 def encode_labels(labels: Sequence[Label | None], num_classes: int, multi_label: bool) -> npt.NDArray[np.int64]:
-    """Labels as class indices [N], or as 0/1 [N, K] in a multi-label set; −1 where nobody knows."""
+    """Labels as class indices [N], or as 0/1 [N, K] in a multi-label set; −1 where it is unknown."""
     if not multi_label:
         return np.array([-1 if label is None else label for label in labels], dtype=np.int64)
     encoded = np.zeros((len(labels), num_classes), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Files of a data set as they are opened: regular ones only, since a pipe or a device may never end."""
+"""Open files of a data set: regular files only, since a pipe or a device may never end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which images a step sees: the order of a whole epoch, drawn at its start."""
+"""Which images each step sees: the order of a whole epoch, drawn at its start."""
 
 from __future__ import annotations
 

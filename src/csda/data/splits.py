@@ -71,7 +71,7 @@ class SplitRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a run that goes on has begun with: its split, and the truth about unlabeled images where it is known.
+    """What a run that continues has begun with: its split, and the truth about unlabeled images where it is known.
 
     `path` is that of its split.csv, and `digest` the `content_digest` of its data, which older runs do not know.
     """
@@ -168,7 +168,7 @@ def move_to_labeled(split: Split, truth: Mapping[str, Label]) -> Split:
 
 
 def label_text(label: Label | None, classes: Sequence[str]) -> str:
-    """The label as it stands in a CSV: empty for None, several joined by `|`, `(none)` for a known empty set."""
+    """The label as a CSV cell: empty for None, several joined by `|`, `(none)` for a known empty set."""
     if label is None:
         return ""
     if isinstance(label, int):

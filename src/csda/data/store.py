@@ -20,7 +20,7 @@ DECODING = 2
 """Part of every key: to be raised when `read_image` gives other pixels than before."""
 
 DRAWN_IN_MEMORY = 2**28
-"""Drawn sets of up to so many bytes are drawn anew each time."""
+"""Drawn sets of up to so many bytes are drawn again each time."""
 
 LISTED = 10
 """Unreadable images that a message names."""
@@ -84,7 +84,7 @@ def open_pixels(
         refuse_unreadable(dataset, unreadable, max_unreadable)
         remarks = (*remarks, f"{len(unreadable)} of {len(array)} images cannot be read and are skipped")
     shared = f"{rows.place} {rows.settings}".encode()
-    # A row that is black since its file cannot be read now may be another one day.
+    # A row is black because its file cannot be read now; the file may be repaired later.
     keys = [digest(b"black" if row in failed else shared, key) for row, key in enumerate(rows.keys)]
     return PixelStore(array, unreadable, keys, remarks)
 

@@ -1,7 +1,7 @@
 """`synthetic`: dermoscopy-like lesions that the package draws itself.
 
 Every image is a picture of sixteen traits (size, pigment, network, veil, ...). A class is a typical value of each
-trait; a lesion lies somewhere on the way from its own class to one that it resembles, so that the classes overlap as
+trait; a lesion lies somewhere between its own class and one that it resembles, so that the classes overlap as
 melanomas, naevi and keratoses do. Skin is rendered as light sees it: melanin and blood absorb each colour by its own
 measure (Beer-Lambert), and what lies above them, scars, scales and veils, scatters and is laid over.
 """
@@ -59,7 +59,7 @@ LOOKALIKES = {
 """Which other class a lesion of each class resembles, by weight."""
 
 RESEMBLANCE = 0.55
-"""How far, at most and at difficulty 1, a lesion lies on the way from its own class to the one that it resembles."""
+"""How far, at most and at difficulty 1, a lesion lies between its own class and the one that it resembles."""
 
 SPREAD = 0.35
 """Standard deviation of every trait around that, in logits."""

@@ -1,4 +1,4 @@
-"""The image files below a folder. Nothing outside it is ever reached, and nothing in it is written."""
+"""List the image files below a folder. Nothing outside of it is read, and nothing in it is written."""
 
 from __future__ import annotations
 

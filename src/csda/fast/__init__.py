@@ -1,7 +1,7 @@
 """The optional tier: everything that exists only to make a training faster on a GPU.
 
-`Accelerator` is the one seam: the engine makes one and calls it. Nothing here changes what a training computes; the
-core is the reference that these versions are tested against.
+The engine creates an `Accelerator` and calls it; nothing else in the core uses this package. Nothing here changes what
+a training computes: these versions are tested against the core.
 
     graphs.py       steps captured in CUDA graphs and replayed
     overlap.py      the teacher's half of a step on a second stream
@@ -34,7 +34,7 @@ from csda.models.two_stream import TwoStream
 
 
 class Accelerator:
-    """What makes the steps of one training fast. `csda.engine.Engine` says what the arguments mean."""
+    """Speeds up the steps of one training. `csda.engine.Engine` documents the arguments."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class Accelerator:
 
     def prepare(self, model: TwoStream, method: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Replace modules and functions of these objects by faster ones; weights and their names stay."""
-        # What an eager step left is not to be let go of during a capture.
+        # Memory of an eager step must not be freed during a capture.
         self.graphs.before_capture = partial(optimizer.zero_grad, set_to_none=True)
         pad_channels(method)
-        if not self.ranks.alone:  # processes that share a pass call each other in between
+        if not self.ranks.alone:  # processes that share a pass communicate in between
             return
         if self.wants_kernels and self.precision == "bf16" and kernels.supported(self.device):
             model.student, model.teacher = fuse(model.student), fuse(model.teacher)

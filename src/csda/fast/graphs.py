@@ -117,7 +117,7 @@ class Graphs:
         self.layers = layers
         self.enabled = enabled
         self.remark: str | None = None
-        """Why functions are called eagerly although they were to be captured."""
+        """Why functions run eagerly although they should have been captured."""
         self.before_capture: Callable[[], None] = lambda: None
         self.programs: dict[object, Program] = {}
         self._stream = torch.cuda.Stream(device) if enabled else None
@@ -163,7 +163,7 @@ class Graphs:
         self.before_capture()
         try:
             # Not by torch.cuda.graph, which first waits until the device is idle and gives back all free memory: of the
-            # threads beside this one, each may have sent a second's work ahead, which goes on meanwhile.
+            # threads beside this one, each may have sent a second's work ahead, which continues meanwhile.
             with GATE.exclusive():
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:

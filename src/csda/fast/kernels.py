@@ -1,4 +1,4 @@
-"""Hand-written Triton kernels for what a step spends its time on; without a GPU nothing here is used.
+"""When and how Triton kernels are used; without a GPU nothing here is used.
 
 Where `supported` says no, the plain torch code runs, which is also what the kernels are tested against.
 """

@@ -1,4 +1,4 @@
-"""Linear layers whose weights, most of the network's, a step in bfloat16 passes over as seldom as it can."""
+"""Linear layers that read and write their large weights as rarely as possible in a bfloat16 step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from csda.fast import kernels
 from csda.models.two_stream import TwoStream
 
 LARGE = 2**18
-"""Weights from which on a layer is worth a second copy: in the paper's network all but those of the head."""
+"""Layers with at least this many weights keep a second copy: in the paper's network all but the head."""
 
 
 class Linear(nn.Linear):
@@ -52,7 +52,7 @@ class Linear(nn.Linear):
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Round the weight anew if anything but `descend` and `follow` may have written to it."""
+        """Round the weight again if anything but `descend` and `follow` may have written to it."""
         assert self.rounded is not None
         current = self.weight.data_ptr(), self.weight._version
         if current == self._seen:

@@ -1,7 +1,7 @@
-"""Run what two parts of a step do not need of each other at the same time, on two CUDA streams.
+"""Run independent parts of a step at the same time, on two CUDA streams.
 
 Alignment and queue are a hundred kernels of a few microseconds. They wait for each other, not for the hardware, so
-beside the passes of a network they cost next to nothing.
+beside the passes of a network they cost almost nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def beside(function: Callable[..., Result], device: torch.device) -> Callable[..
 
 
 def join() -> None:
-    """What follows sees all that ran on the second stream."""
+    """Wait for the second stream: what follows sees its results."""
     if _thread.forked:
         assert _thread.stream is not None
         torch.cuda.current_stream(_thread.stream.device).wait_stream(_thread.stream)

@@ -27,13 +27,13 @@ from csda.data.records import Pixels
 from csda.errors import DataError
 
 AHEAD = 8
-"""Batches that are being gathered, or wait for their step; as many as threads that gather."""
+"""Batches that are gathered in advance, one thread each."""
 
 
 class StreamedPool(ImagePool):
-    """The images of a part that stays on the host; what is known to be needed is brought ahead of time.
+    """The images of a part that stays on the host; batches are copied to the device in advance.
 
-    A batch whose pixels are not at hand is fetched while the host waits, so a step that asks for one cannot be
+    A batch whose pixels are not available is fetched while the host waits, so a step that asks for one cannot be
     captured in a CUDA graph.
     """
 
@@ -146,7 +146,7 @@ class HostPixels:
 class Slot:
     """Room for one batch, on the host and, unless that is the same, on the device.
 
-    Only the thread that asks for batches speaks to the device: others would spoil its capture of a CUDA graph.
+    Only the thread that asks for batches uses the device: others would break its capture of a CUDA graph.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, copies: torch.cuda.Stream | None) -> None:
@@ -160,7 +160,7 @@ class Slot:
             self._used.record(torch.cuda.current_stream(device))
 
     def gather(self, threads: Executor, source: HostPixels, indices: Positions) -> None:
-        """Begin to fill the host's side, once the batch before has left it."""
+        """Start filling the host buffer once the previous batch has left it."""
         if self._copies is not None:
             self._copied.synchronize()
         self._sent = False
@@ -189,7 +189,7 @@ class Slot:
         return self._device[:count]
 
     def release(self) -> None:
-        """All that uses the batch has been asked of the device."""
+        """Mark the slot as free: all work that uses the batch has been submitted to the device."""
         if self._copies is not None:
             self._used.record(torch.cuda.current_stream(self._device.device))
 
@@ -199,7 +199,7 @@ class Slot:
 
 
 def _deliver(waiting: deque[Slot]) -> Iterator[Tensor]:
-    """The first of the waiting batches, while the one after it is on its way."""
+    """The next batch, while the one after it is being copied."""
     slot = waiting.popleft()
     images = slot.receive()
     if waiting and waiting[0].gathered:

@@ -1,4 +1,4 @@
-"""Transposed convolutions with the channels that a GPU multiplies fast."""
+"""Transposed convolutions with channels padded to a multiple of eight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 MULTIPLE = 8
-"""A GPU multiplies channels by eights. The one or three of an image would take kernels that are far slower."""
+"""GPUs are fast for multiples of eight channels. One or three channels would use far slower kernels."""
 
 
 class PaddedConvTranspose2d(nn.ConvTranspose2d):

@@ -44,7 +44,7 @@ def _average(weights, others, share, copies, number, BLOCK: tl.constexpr):
 def descend(weight: Tensor, gradient: Tensor, rate: Tensor, copy: Tensor) -> None:
     """Subtract rate · gradient from a float32 weight in place, and round it into its copy.
 
-    `rate` is on the device, where a graph reads it anew. All others have the order in memory of the weight.
+    `rate` is on the device, where a graph reads it again. All others have the order in memory of the weight.
     """
     with launching(weight):
         _descend[_programs(weight)](weight, gradient, rate, copy, weight.numel(), BLOCK)

@@ -1,4 +1,4 @@
-"""Augmentation by kernels that read the uint8 pixels where they lie."""
+"""Augmentation by kernels that read uint8 pixels without gathering them first."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from csda.methods.self_training import SelfTraining, SelfTrainingSettings
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A method as the command line knows it; `defaults` are the settings that make the name what it is."""
+    """A method on the command line; `defaults` are the settings that its name stands for."""
 
     build: Callable[[Task, Any], Method]
     settings: type[Settings]
@@ -36,13 +36,13 @@ class Entry:
     multi_label: bool = True
     """Whether it can learn from images with several labels each."""
     on_features: bool = True
-    """Whether it can learn from features in the place of images."""
+    """Whether it can learn from features instead of images."""
     steps: bool = True
-    """Whether it learns step by step; otherwise the head on frozen features, computed at once, is all."""
+    """Whether it is trained in steps; otherwise it is a head on frozen features that is computed at once."""
 
 
 _PLAIN = {"align": "none", "queue": "none", "teacher": "none"}
-"""Nothing of CSDA: the student guesses for the batch at hand, and learns from its guesses as they are."""
+"""Nothing of CSDA: the student predicts pseudo-labels for the current batch and learns from them unchanged."""
 
 METHODS: dict[str, Entry] = {
     "baseline": Entry(Baseline, Settings, "the labels alone", "–", uses_unlabeled=False),
@@ -137,6 +137,20 @@ METHODS: dict[str, Entry] = {
         SelfTrainingSettings,
         "class-specific alignment and the queue",
         "Huang et al. 2023",
+    ),
+    "csda-folds": Entry(
+        SelfTraining,
+        SelfTrainingSettings,
+        "class-specific alignment, out of fold",
+        "this project",
+        {
+            "queue": "none",
+            "teacher": "none",
+            "labeled_from": "folds",
+            "condition": "truth",
+            "against": "labeled",
+            "shrinkage": 3.0,
+        },
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The contract of a method: one step, and at most a beginning and an end of the epoch.
+"""The interface of a method: one step, and optionally what happens at the start and after each epoch.
 
 A method never sees configuration files, paths, the optimiser or the loop. It gets a model and images and returns a
 loss. Its parameters are trained with the model's, its buffers are saved and resumed. Nothing in `step` may copy from
@@ -22,7 +22,7 @@ from csda.probe import Balance
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a method may know of the data beside the images themselves."""
+    """What a method may know about the data besides the images."""
 
     num_classes: int
     multi_label: bool
@@ -44,7 +44,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """A loss to be minimised, and what is worth writing down; all 0-dim tensors on the device."""
+    """A loss to minimise, and values to log; all are 0-dim tensors on the device."""
 
     loss: Tensor
     logs: dict[str, Tensor] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What all methods do alike to the labeled images and in the loss, so that none is ahead of another by it.
+    """What every method does to labeled images and in the loss, so that no method gains by it alone.
 
     Attributes:
         mixup: α of the Beta distribution by which labeled images are mixed with each other (Zhang et al., "mixup",
@@ -66,8 +66,25 @@ class Recipe:
     adjust: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CrossFit:
+    """Predictions of labeled images by networks that have not learned from them, as a method asks for them.
+
+    Attributes:
+        folds: parts of the labeled images; a network for each part learns from the others.
+        network: a "head", a last layer on the network as it is at the beginning, or a "body", a whole network.
+        epochs: how long a body is trained.
+        unlabeled: whether these networks are to predict the unlabeled images, too.
+    """
+
+    folds: int
+    network: Literal["head", "body"]
+    epochs: int
+    unlabeled: bool
+
+
 class Method(nn.Module):
-    """Base of all methods; as it stands, training on the labels alone."""
+    """Base class of all methods. By itself it trains on the labels alone."""
 
     sampling: ClassVar[Literal["random", "bilateral"]] = "random"
     """How labeled samples are drawn: shuffled passes, or more and more class-balanced (BiS)."""
@@ -77,6 +94,8 @@ class Method(nn.Module):
     generator: torch.Generator | None = None
     """Where draws of a step come from; None is torch's own."""
 
+    cross_fit: CrossFit | None = None
+    """What `take_folds` is to be given before the training, if anything."""
     recipe: Recipe = Recipe()
     labeled_offset: Tensor
 
@@ -85,6 +104,13 @@ class Method(nn.Module):
         self.task = task
         frequencies = torch.tensor(task.class_counts) / max(task.num_labeled, 1)
         self.register_buffer("labeled_offset", self.offset(frequencies), persistent=False)
+
+    def take_folds(self, labeled_probs: Tensor, unlabeled_probs: Tensor) -> None:
+        """Called once, before the first step, where `cross_fit` asks for it.
+
+        Predictions [N, n] for the labeled set, each by a network that has not learned from the image, and the mean of
+        these networks' for the unlabeled one, empty where they are not asked for.
+        """
 
     @property
     def balance(self) -> Balance:
@@ -111,19 +137,19 @@ class Method(nn.Module):
         """Called after each epoch but the labels-only one; may iterate whole sets."""
 
     def resume(self, pool: ImagePool) -> None:
-        """Called after saved buffers were read; makes again what follows from them and is not saved."""
+        """Called after saved buffers were loaded; recomputes what is derived from them and not saved."""
 
     def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
-        """For the evaluation: what would be guessed for unlabeled images [B, …], before and after refinement."""
+        """For the evaluation: pseudo-labels for unlabeled images [B, …], before and after refinement."""
         probs = self.probabilities(model.guess(images))
         return probs, probs
 
     def history(self) -> dict[str, Tensor]:
-        """State worth keeping each epoch, by the names of `history.npz`."""
+        """State to keep after each epoch, by the names in `history.npz`."""
         return {}
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What the logits say of images whose classes are as frequent as those of the labeled ones."""
+        """Probabilities for images with the class frequencies of the labeled set."""
         return probabilities(self.adjusted(logits), self.task.multi_label)
 
     def adjusted(self, logits: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Features learn best from the natural distribution, a classifier from a balanced one. So training begins with the first
 and ends with the second: a share α = 1 − (t/T)² of the labeled batch is drawn at random and the rest by class, and a
-guess is kept with a probability that falls, as α does, from 1 to (reversed class frequency)^(1/3).
+pseudo-label is kept with a probability that falls with α from 1 to (reversed class frequency)^(1/3).
 
 Departures beside those of FixMatch: the frequencies are those of the labeled images, where the published code reads
 them off its made-up unlabeled set; one strong view a step, not two. In a multi-label set, which the paper has not,

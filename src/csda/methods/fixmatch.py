@@ -2,7 +2,7 @@
 
 A weak view is guessed, and where the guess is confident its class is the target for a strong view of the same image.
 
-Departures: as many unlabeled images a step as all methods have, not seven times the labeled ones; the guess is made
+Departures: as many unlabeled images per step as all methods have, not seven times the labeled ones; the guess is made
 in evaluation mode; plain SGD and no average of the weights. With a queue, the threshold applies to what is queued.
 """
 

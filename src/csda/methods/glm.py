@@ -1,7 +1,7 @@
 """GLM (Gyawali et al., "Semi-Supervised Medical Image Classification with Global Latent Mixing", 2020).
 
 Labeled and unlabeled samples are mixed with each other, labels included, at the input or at a hidden layer that is
-drawn anew each step, so that the whole network learns to be linear between samples. A guess is the mean prediction
+drawn again each step, so that the whole network learns to be linear between samples. A guess is the mean prediction
 for two augmentations of an image.
 
 Departures: losses are means, as in all methods here, where the published code sums; one fresh view of an unlabeled

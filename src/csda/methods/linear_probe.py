@@ -1,4 +1,4 @@
-"""Logistic regression on frozen features: what a pretrained network gives without any training of ours, the control.
+"""Logistic regression on frozen features: the control for what a pretrained network gives without training.
 
 It is exact, so there is nothing to step. Every training on frozen features begins with such a head, and here it is all.
 """

@@ -2,7 +2,7 @@
 2019).
 
 A variational auto-encoder makes the features random: an image is a normal distribution in latent space. Predictions
-from draws of it, averaged over the visits of an image, are what the prediction from the next draw shall agree with.
+from draws of it, averaged over the visits of an image, are the target for the prediction from the next draw.
 
 Departures: the latent mean is the features of the encoder that all methods have, not 60 of a network of its own,
 so that what predicts is the same network; auto-encoder and classifier are trained together, where the published code
@@ -78,7 +78,7 @@ class LSSE(Method):
         )
 
     def recall(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The ensemble's predictions [B, n], freed of the zeros they began with; bool [B], whether there is one yet."""
+        """The ensemble's predictions [B, n], corrected for their zero start; bool [B], whether there are any yet."""
         visits = self.visits[indices]
         began = 1.0 - self.settings.momentum ** visits.clamp(min=1.0)
         return self.ensemble[indices] / began[:, None], visits > 0

@@ -1,4 +1,4 @@
-"""Samples mixed with each other at the input or at a hidden layer: part of GLM, of `mixup`, and of others on demand."""
+"""Mix samples at the input or at a hidden layer: used by GLM, by `mixup`, and by others with `mix_labels`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class MixingSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Who is mixed with whom: sample i keeps its share and takes the rest from its partner, after one of the layers."""
+    """Which samples are mixed: sample i keeps its share and takes the rest from its partner, after one layer."""
 
     partners: Tensor
     shares: Tensor
     layer: Tensor
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Values [B, …], a label like a sample."""
+        """Mix values [B, …]; labels are mixed like samples."""
         return mix(values, self.partners, self.shares)
 
 
@@ -57,7 +57,7 @@ class Mixing:
             )
 
     def draw(self, usable: Tensor, generator: torch.Generator | None) -> Mix:
-        """One mix for all samples, bool [B]; nobody takes anything from a partner that is not usable."""
+        """Draw one mix for all samples; `usable`, bool [B], says which may be a partner."""
         device = usable.device
         partners = torch.rand(len(usable), device=device, generator=generator).argsort()
         share = draw_shares(self.alpha, 1, device, generator)
@@ -87,7 +87,7 @@ class Mixing:
 
 
 def draw_shares(alpha: float, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """What each of `count` samples keeps of itself: Beta(α, α), the larger part, so that it stays the sample it is.
+    """The share that each of `count` samples keeps of itself: the larger part of a draw from Beta(α, α).
 
     Beta(α, α) is the first of two shares of a symmetric Dirichlet, whose sampler takes a generator.
     """

@@ -1,6 +1,6 @@
 """Labels only, mixed (Zhang et al., "mixup", 2018; at hidden layers, Verma et al., "Manifold Mixup", 2019).
 
-What GLM does to labeled images, without an unlabeled one: the control that says how much of GLM is unlabeled data.
+GLM's mixing on labeled images alone: a control for how much of GLM's gain comes from unlabeled images.
 """
 
 from __future__ import annotations

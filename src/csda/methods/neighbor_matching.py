@@ -34,7 +34,7 @@ class NeighborMatchingSettings(SelfTrainingSettings):
 
 
 class NeighborMatching(SelfTraining):
-    """Self-training in which labeled neighbours guess."""
+    """Self-training with pseudo-labels from labeled neighbours."""
 
     features: Tensor
     labels: Tensor
@@ -64,7 +64,7 @@ class NeighborMatching(SelfTraining):
         return probs, self.refinement.align(probs)
 
     def remember(self, features: Tensor, probs: Tensor, targets: Tensor) -> None:
-        """Put unit features [B, w] in front of their classes if p_y ≥ 0.3 or y is predicted; the oldest fall out."""
+        """Add unit features [B, w] to the memory of their classes if p_y ≥ 0.3 or y is predicted; drop the oldest."""
         labels = self.as_probabilities(targets)
         members = labels > 0.5
         if self.task.multi_label:
@@ -75,7 +75,7 @@ class NeighborMatching(SelfTraining):
             predicted = (probs.argmax(dim=-1) == targets)[:, None]
         enters = members & ((probs >= self.enter) | predicted)
 
-        # A row a class: the batch, newest first, then what is held. Of those that are there, slot k takes the k-th.
+        # A row per class: the batch, newest first, then what is held. Of those that are there, slot k takes the k-th.
         count = torch.cat((enters.flip(0).T, self.filled), dim=1).cumsum(dim=1)
         slots = torch.arange(1, self.filled.shape[1] + 1, device=count.device).repeat(len(count), 1)
         stays = torch.searchsorted(count, slots).clamp_(max=count.shape[1] - 1)
@@ -94,6 +94,6 @@ class NeighborMatching(SelfTraining):
             return torch.where(filled.any(), cosines.softmax(dim=-1) @ self.labels.flatten(0, 1), fallback)
 
     def _look(self, model: TwoStream, *images: Tensor) -> tuple[Tensor, Tensor]:
-        """The teacher's features [B, width], of length 1 each, and what it predicts."""
+        """The teacher's features [B, width], scaled to length 1, and its predictions."""
         features = model.ranks.map(model.teacher, *images)
         return F.normalize(features.float(), dim=-1), self.probabilities(model.head(features))

@@ -13,9 +13,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from csda.alignment import thresholds
+from csda.alignment import class_sums, normalize, shift_weights, thresholds
 from csda.condition_queue import MAX_CAPACITY, VariableConditionQueue
-from csda.config import Reading, Settings
+from csda.config import DETAIL, Reading, Settings
 from csda.data.loader import Batch, ImagePool, LabeledBatch
 from csda.marginals import AgnosticMarginals, ClassMarginals
 from csda.methods.base import Task
@@ -34,8 +34,25 @@ class RefinementSettings(Settings):
     temperature_floor: Annotated[float, Reading(7)] = Field(
         0.0, ge=0, le=1, description="the least that temperature is where it is no number"
     )
-    condition: Annotated[Literal["label", "prediction"], Reading(24)] = Field(
-        "label", description="whether a labeled image counts for its label or for the class predicted for it"
+    condition: Annotated[Literal["label", "prediction", "truth"], Reading(24)] = Field(
+        "label",
+        description="whether a labeled image counts for its label or for the class predicted for it; truth: for the "
+        "latter, and with its label in the place of its prediction",
+    )
+    against: Annotated[Literal["unlabeled", "labeled"], DETAIL] = Field(
+        "unlabeled", description="whose predictions labeled averages are divided by"
+    )
+    shrinkage: Annotated[float, DETAIL] = Field(
+        0.0, ge=0, le=1e6, description="images of each class for no change, added to those that averages rest on"
+    )
+    basis: Annotated[Literal["diagonal"] | Annotated[float, Field(gt=0, le=1e6)], DETAIL] = Field(
+        "diagonal", description="each class from its own average, or from all of them by least squares with this ridge"
+    )
+    shift: Annotated[Literal["none"] | Annotated[float, Field(gt=0, le=1e6)], DETAIL] = Field(
+        "none", description="whether unlabeled class frequencies are estimated and aligned to, with this ridge"
+    )
+    guess_temperature: Annotated[float, DETAIL] = Field(
+        1.0, ge=0.1, le=10, description="below 1, aligned guesses are sharpened"
     )
     absent: Annotated[Literal["replace", "ema"], Reading(3)] = Field(
         "replace", description="an estimate for a class without guesses replaces its average, or enters it"
@@ -70,6 +87,9 @@ class RefinementSettings(Settings):
 class Refinement(nn.Module):
     """Marginals and queue of one training, and the way of a guess through them."""
 
+    predicted_shares: Tensor
+    mean_guess: Tensor
+
     def __init__(self, task: Task, settings: RefinementSettings) -> None:
         super().__init__()
         self.task = task
@@ -82,6 +102,9 @@ class Refinement(nn.Module):
             settings.temperature,
             settings.temperature_floor,
             condition=settings.condition,
+            against=settings.against,
+            shrinkage=settings.shrinkage,
+            basis=settings.basis,
             absent=settings.absent,
             share=settings.share,
             num_labels=labels,
@@ -89,6 +112,10 @@ class Refinement(nn.Module):
         self.agnostic = (
             AgnosticMarginals(classes, settings.momentum, num_labels=labels) if settings.align == "da" else None
         )
+        shape = (classes,) if labels is None else (labels, classes)
+        # Ĉ and μ of `shift_weights`, and what follows from them; one while nothing is known.
+        self.register_buffer("predicted_shares", torch.zeros(*shape, classes))
+        self.register_buffer("mean_guess", torch.full(shape, 1 / classes))
         self.queue = (
             VariableConditionQueue(
                 task.num_classes + task.multi_label,
@@ -109,6 +136,15 @@ class Refinement(nn.Module):
         """λ^x from an exact pass over the labeled set, λ^u := λ^x."""
         for marginals in self._kept():
             marginals.start(self._pairs(labeled_probs), targets)
+        pairs = self._pairs(labeled_probs).to(self.mean_guess.dtype)
+        self.predicted_shares.copy_(class_sums(pairs, targets)[0].mT / len(pairs))
+        self.mean_guess.copy_(pairs.mean(dim=0))
+
+    def start_unlabeled(self, unlabeled_probs: Tensor) -> None:
+        """λ^u from an exact pass over the unlabeled set."""
+        for marginals in self._kept():
+            marginals.start_unlabeled(self._pairs(unlabeled_probs))
+        self.mean_guess.copy_(self._pairs(unlabeled_probs).mean(dim=0))
 
     def observe_labeled(self, labeled_probs: Tensor, targets: Tensor) -> None:
         for marginals in self._kept():
@@ -118,14 +154,26 @@ class Refinement(nn.Module):
         """Learn the marginals from guesses [B, n], and align them."""
         for marginals in self._kept():
             marginals.update_unlabeled(self._pairs(unlabeled_probs))
+        if self.settings.shift != "none":
+            mean = self._pairs(unlabeled_probs).mean(dim=0).to(self.mean_guess.dtype)
+            self.mean_guess.lerp_(mean, 1.0 - self.settings.momentum)
         return self.align(unlabeled_probs)
 
     def align(self, unlabeled_probs: Tensor) -> Tensor:
-        """Eq. (10), or ReMixMatch's alignment, or nothing; [B, n] to [B, n]."""
-        if self.settings.align == "none":
+        """Eq. (10), or ReMixMatch's alignment, or nothing; then the estimated shift, and sharpening; [B, n] to [B, n].
+
+        The shift is aligned to by a factor for each class, since λ^x ⊗ w in the place of λ^x does the same.
+        """
+        settings = self.settings
+        if settings.align == "none" and settings.shift == "none" and settings.guess_temperature == 1.0:
             return unlabeled_probs
-        marginals = self.agnostic if self.agnostic is not None else self.marginals
-        aligned = marginals.align(self._pairs(unlabeled_probs))
+        aligned = self._pairs(unlabeled_probs)
+        if settings.align != "none":
+            aligned = (self.marginals if self.agnostic is None else self.agnostic).align(aligned)
+        if settings.shift != "none":
+            aligned = normalize(aligned * shift_weights(self.predicted_shares, self.mean_guess, settings.shift))
+        if settings.guess_temperature != 1.0:
+            aligned = normalize(aligned ** (1.0 / settings.guess_temperature))
         return aligned[..., 1] if self.task.multi_label else aligned
 
     def targets(self, aligned: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from csda.config import Reading
+from csda.config import DETAIL, Reading
 from csda.data.loader import Batch, ImagePool, LabeledBatch, LabeledSet, View
 from csda.errors import ConfigError
 from csda.losses import total_loss
-from csda.methods.base import Method, StepOutput, Task
+from csda.methods.base import CrossFit, Method, StepOutput, Task
 from csda.methods.mixing import Mixing, MixingSettings
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.models.two_stream import TwoStream
@@ -54,13 +54,33 @@ class SelfTrainingSettings(MixingSettings, RefinementSettings):
     order: Annotated[Literal["update_first", "train_first"], Reading(23)] = Field(
         "update_first", description="whether a step renews the queue first or learns from it first"
     )
-    labeled_from: Annotated[Literal["teacher", "student", "start"], Reading(22)] = Field(
-        "teacher", description="whose predictions make the labeled averages; start: those after the labels-only epochs"
+    labeled_from: Annotated[Literal["teacher", "student", "start", "folds"], Reading(22)] = Field(
+        "teacher",
+        description="whose predictions make the labeled averages; start: those after the labels-only epochs, folds: "
+        "those of networks that have not learned from the image",
     )
+    guesses_from: Annotated[Literal["network", "folds", "both"], DETAIL] = Field(
+        "network", description="who guesses: the network in training, those of the folds, or both, in the mean"
+    )
+    folds: Annotated[int, DETAIL] = Field(
+        5, ge=2, le=100, description="parts of the labeled images that are predicted from the others"
+    )
+    fold_network: Annotated[Literal["head", "body"], DETAIL] = Field(
+        "head", description="what learns from the others: a last layer on the network as it begins, or a whole network"
+    )
+    fold_epochs: Annotated[int, DETAIL] = Field(4, ge=1, le=100_000, description="epochs of a whole network")
     passes: Annotated[Literal["one", "two"], Reading(21)] = Field(
         "one", description="labeled and queued images go through the student together, or apart"
     )
     mix_labels: bool = Field(False, description="mix labeled images with each other")
+
+    @property
+    def cross_fit(self) -> CrossFit | None:
+        """What is to be predicted by folds, if anything is."""
+        guesses = self.guesses_from != "network"
+        if not guesses and not (self.labeled_from == "folds" and (self.observes or self.shift != "none")):
+            return None
+        return CrossFit(self.folds, self.fold_network, self.fold_epochs, unlabeled=guesses)
 
     @model_validator(mode="after")
     def _has_labeled_images(self) -> Self:
@@ -78,6 +98,10 @@ class SelfTraining(Method):
     trained_view: ClassVar[View] = "weak"
     """Which view of an unlabeled image the student learns from."""
 
+    fold_labeled: Tensor
+    """What networks that have not learned from it predict for each labeled image, [N, n]."""
+    fold_unlabeled: Tensor
+    """What these networks predict in the mean for each unlabeled image, where it is asked for."""
     guess_frequencies: Tensor
     """Mean of the guesses that were trained on; learned where logits are adjusted."""
 
@@ -87,14 +111,26 @@ class SelfTraining(Method):
         self.refinement = Refinement(task, settings)
         self.teacher_trains = settings.teacher_mode == "train"
         self.mixing = Mixing(settings, task) if settings.mix_labels else None
+        self.cross_fit = settings.cross_fit
+        even = 0.5 if task.multi_label else 1.0 / task.num_classes
+        for name, rows, asked in (
+            ("fold_labeled", task.num_labeled, self.cross_fit is not None),
+            ("fold_unlabeled", task.num_unlabeled, settings.guesses_from != "network"),
+        ):
+            self.register_buffer(name, torch.full((rows if asked else 0, task.num_classes), even), persistent=asked)
         self.register_buffer("guess_frequencies", torch.tensor(task.class_counts) / max(task.num_labeled, 1))
 
     def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         if self.settings.teacher_start == "copy":
             model.start_teacher()
-        batches = labeled_set.order(self.settings.refresh_batch_size, shuffled=False)
-        probs = torch.cat([self.predict(model, labeled_set(indices, "plain")) for indices in batches])
+        if self.settings.labeled_from == "folds":
+            probs = self.fold_labeled
+        else:
+            batches = labeled_set.order(self.settings.refresh_batch_size, shuffled=False)
+            probs = torch.cat([self.predict(model, labeled_set(indices, "plain")) for indices in batches])
         self.refinement.start(probs, labeled_set.targets)
+        if self.settings.guesses_from == "folds":
+            self.refinement.start_unlabeled(self.fold_unlabeled)
         if self.refinement.queue is not None:
             self.renew_all(model, labeled_set, pool)
 
@@ -134,6 +170,10 @@ class SelfTraining(Method):
                 self.refinement.queue.reset()
             self.renew_all(model, labeled_set, pool)
 
+    def take_folds(self, labeled_probs: Tensor, unlabeled_probs: Tensor) -> None:
+        self.fold_labeled.copy_(labeled_probs)
+        self.fold_unlabeled.copy_(unlabeled_probs)
+
     def resume(self, pool: ImagePool) -> None:
         self.refinement.resume(pool)
 
@@ -154,8 +194,13 @@ class SelfTraining(Method):
     ) -> tuple[Tensor, Tensor]:
         """Predictions for labeled images, which make λ^x, and guesses for unlabeled ones, [B, n] each."""
         labeled_images = self.observed_by_teacher(labeled_images)
+        if self.settings.guesses_from == "folds":
+            labeled_probs = self.predict(model, labeled_images) if len(labeled_images) else self.fold_labeled[:0]
+            return labeled_probs, self.fold_unlabeled[unlabeled.indices]
         probs = self.predict(model, labeled_images, unlabeled.weak())
         labeled_probs, unlabeled_probs = probs.split((len(labeled_images), len(unlabeled)))
+        if self.settings.guesses_from == "both":
+            unlabeled_probs = (unlabeled_probs + self.fold_unlabeled[unlabeled.indices]) / 2.0
         return labeled_probs, unlabeled_probs
 
     def observed_by_teacher(self, labeled_images: Tensor) -> Tensor:
@@ -168,7 +213,9 @@ class SelfTraining(Method):
         labeled_probs, unlabeled_probs = self.guess(model, labeled_images, targets, unlabeled)
         if self.settings.labeled_from == "teacher":
             self.refinement.observe_labeled(labeled_probs, targets)
-        aligned = self.refinement.refine(unlabeled_probs)
+        # Guesses that stay as they are have exact averages from the beginning.
+        fixed = self.settings.guesses_from == "folds"
+        aligned = self.refinement.align(unlabeled_probs) if fixed else self.refinement.refine(unlabeled_probs)
         if self.refinement.queue is not None:
             self.refinement.push(unlabeled, aligned)
         return aligned

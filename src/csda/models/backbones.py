@@ -68,7 +68,7 @@ def build_encoder(name: str, image_size: int, channels: int, dropout: float) -> 
 
 
 def check_encoder(name: str, image_size: int, channels: int, dropout: float) -> None:
-    """Refuse a backbone or an image size that cannot be had, by passing an image through a network without weights."""
+    """Refuse an unknown backbone or an image size that it cannot take, by a pass through a network without memory."""
     with torch.device("meta"):
         encoder = build_encoder(name, image_size, channels, dropout).eval()
     if is_adapted(name):  # the image has passed already

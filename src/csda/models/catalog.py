@@ -11,7 +11,7 @@ from csda.models.weights import PUBLISHED, find_weights
 
 
 def weights_table() -> Table:
-    """A line for each backbone: where its weights lie, or what brings them."""
+    """A line for each backbone: where its weights are, or how to get them."""
     table = Table(
         *("backbone", "at hand", "size", "source", "licence"),
         box=SIMPLE_HEAD,

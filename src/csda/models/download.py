@@ -1,4 +1,4 @@
-"""Files of weights that are fetched on demand: checked by their SHA-256, then put into the cache in one move."""
+"""Download files of weights, check their SHA-256, and move them into the cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from csda.errors import CsdaError
 from csda.folders import default_cache
 
 TIMEOUT = 30.0
-"""Seconds that a server may be silent."""
+"""Seconds to wait for a silent server."""
 
 CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A file in its publisher's place."""
+    """A file on its publisher's server."""
 
     address: str
     digest: str

@@ -1,4 +1,4 @@
-"""What takes the place of a network whose features are computed already."""
+"""The encoder of a training on frozen features, which are already computed."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def feature_encoder(mean: Tensor, deviation: Tensor, dropout: float) -> Encoder:
 
 @torch.no_grad()
 def fold(standardize: Standardize, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """A linear layer [n, W], [n] for features as they are, in the place of one for standardised features."""
+    """A linear layer [n, W], [n] for features as they are, instead of one for standardised features."""
     folded = weight.double() * standardize.scale.double()
     return folded.to(weight.dtype), (bias.double() - folded @ standardize.mean.double()).to(bias.dtype)

@@ -108,7 +108,7 @@ class TwoStream(nn.Module):
                 module.generator = generator
 
     def share(self, ranks: Ranks) -> None:
-        """Let several processes pass a part of the images each, in the place of all passing all of them."""
+        """Let several processes pass a part of the images each, instead of all passing all of them."""
         self.ranks = ranks
         for module in list(self.modules()):
             if isinstance(module, Dropout):

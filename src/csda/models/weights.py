@@ -1,4 +1,4 @@
-"""Published weights that an encoder can begin with: where they are found, and which of its tensors is which."""
+"""Published weights for encoders: where they are, and how their tensors map to ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Published:
     place: Callable[[], Path] | Download
     """Gives the file that an installed package brings, or says where the file is fetched from."""
     way: str
-    """The command that brings them."""
+    """The command that installs them."""
     size: str
     source: str
     licence: str
@@ -59,7 +59,7 @@ PUBLISHED: dict[str, Published] = {
 
 
 def find_weights(backbone: str) -> Path:
-    """The file of a backbone's published weights, if it is at hand."""
+    """The file of a backbone's published weights, if it is available."""
     place = PUBLISHED[backbone].place
     if not isinstance(place, Download):
         return place()
@@ -77,7 +77,7 @@ def find_weights(backbone: str) -> Path:
 
 
 def fetch_weights(backbone: str) -> Path:
-    """The same, fetched where it is not at hand and can be."""
+    """The same, downloaded where it is missing."""
     if backbone not in PUBLISHED:
         close = difflib.get_close_matches(backbone, PUBLISHED, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -87,9 +87,9 @@ def fetch_weights(backbone: str) -> Path:
 
 
 def read_weights(backbone: str, pretrained: bool, file: str | None) -> dict[str, Tensor] | None:
-    """The weights that the encoder begins with, a state dict of it; None where they are to be random.
+    """The state dict that the encoder starts from; None for random weights.
 
-    They are those of `file`, or with `pretrained` alone the published ones that are at hand.
+    They are those of `file`, or with `pretrained` alone the published ones that are available.
     """
     if not pretrained and file is None:
         return None

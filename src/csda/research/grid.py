@@ -1,4 +1,4 @@
-"""Pictures of a grid of runs: over budgets, over many rows, or every seed of a few rows and what became of each class.
+"""Figures of a grid of runs: over label counts, over many rows, or each seed and class of a few rows.
 
 A filled mark is what was measured here, an open one of the same colour what the paper has.
 """

@@ -1,8 +1,8 @@
 """Many trainings: in processes of their own and side by side within each, or as tasks of Ray on many machines.
 
 Runs write whole files and resume, so nothing here saves anything: a run that breaks is tried once more, alone and in a
-fresh process, and goes on from its checkpoint; an interrupted grid goes on when it is launched again. Workers live no
-longer than the process that launched them, however that one ends.
+fresh process, from its checkpoint; an interrupted grid continues when it is launched again. Workers end with the
+process that launched them, even if that one crashes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIDE_BY_SIDE = 4
 
 
 class Trainable(Protocol):
-    """A run that can be sent to another process; `train` goes on where an earlier attempt ended."""
+    """A run that can be sent to another process; `train` continues where an earlier attempt ended."""
 
     @property
     def folder(self) -> Path: ...
@@ -46,7 +46,7 @@ Cell = TypeVar("Cell", bound=Trainable)
 Note = Callable[[str], None]
 Launcher = Literal["processes", "ray"]
 Outcome = Any
-"""A `Run`, a `CsdaError` that says what to mend, or as text why the run broke and may be tried once more."""
+"""A `Run`, a `CsdaError` that says what to fix, or as text why the run broke and may be tried once more."""
 
 
 def launch(
@@ -133,7 +133,7 @@ def _launch_processes(
         while pending or retries.waiting or any(worker.numbers for worker in workers):
             while retries.waiting and (idle := [worker for worker in workers if not worker.numbers]):
                 number = retries.waiting.popleft()
-                # Of runs that broke together one may be at fault: alone, each answers for itself.
+                # Of runs that failed together one may be the cause, so each is tried alone.
                 idle[0].give(number, cells[number], last=True)
             while pending and (free := [w for w in workers if not w.last and len(w.numbers) < side_by_side]):
                 number = pending.popleft()

@@ -1,4 +1,4 @@
-"""Which runs there are: finished run folders, and lines of tables that were written from folders since gone.
+"""Finds existing runs: finished run folders, and lines of tables whose run folders are gone.
 
 A run is known by what it computes, not by the table that it was trained for, so that a row which stands in several
 tables is trained once; and its data by its content, not by the name of a folder. Run folders are not kept with the
@@ -66,6 +66,15 @@ LATER = {
     "average": 0.0,
     "choose": "best",
     "test_flips": False,
+    "against": "unlabeled",
+    "shrinkage": 0.0,
+    "basis": "diagonal",
+    "shift": "none",
+    "guess_temperature": 1.0,
+    "guesses_from": "network",
+    "folds": 5,
+    "fold_network": "head",
+    "fold_epochs": 4,
 }
 """Settings that came after the first tables, with the value that all runs had before; at that value they are left out
 of an identity, so that the settings of those tables keep their digest."""
@@ -109,17 +118,17 @@ def _digest_lists(split: str) -> str:
 
 
 def recall_contents(about: Mapping[str, Any], split: str) -> Contents:
-    """What meta.json says of the data on a split, for when the images are not at hand."""
+    """What meta.json says of the data on a split, for when the images are not available."""
     lists = about["splits"].get(split, {}).get("split")
     return {"data": about["data"]} | ({"split": lists} if lists else {})
 
 
 def identify(config: RunConfig, contents: Contents) -> Identity:
-    """What a run computes: its resolved settings, and the contents of its data in the place of their names."""
+    """What a run computes: its resolved settings, and the contents of its data instead of their names."""
     values = config.model_dump(mode="json", exclude_none=True, exclude={"data", "split", *CIRCUMSTANCES})
     own = values.pop("method_settings")
-    values = {name: value for name, value in values.items() if name not in LATER or value != LATER[name]}
-    return {**contents, **values, **own}
+    values = {name: value for name, value in (values | own).items() if name not in LATER or value != LATER[name]}
+    return {**contents, **values}
 
 
 def agree(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:

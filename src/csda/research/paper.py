@@ -1,4 +1,4 @@
-"""Figures 3, 4 and 5 of the paper, and what trainings do over their epochs, drawn from run folders."""
+"""Figures 3, 4 and 5 of the paper, and learning curves, drawn from run folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from csda.runs import Run, write_whole
 
 Array = npt.NDArray[np.float64]
 Runs = Mapping[str, Sequence[Run]]
-"""The runs of each row of an experiment, one a seed."""
+"""The runs of each row of an experiment, one per seed."""
 
 CURVES = (0.1, 0.3, 0.5, 0.7, 1.0)
 """Temperatures whose effect on an entry is shown: the constant ones of the paper, and a low one."""
@@ -114,7 +114,7 @@ def draw_temperatures(runs: Runs) -> Figure:
 @matplotlib.rc_context(STYLE)
 def draw_epochs(runs: Runs) -> Figure:
     """AUC and MCA of the test images, the loss on the labeled ones, and how many guesses are right, over the epochs of
-    each row. Where an image may have several labels, validation AUC in the place of MCA, and the AUC of the guesses."""
+    each row. Where an image may have several labels, validation AUC instead of MCA, and the AUC of the guesses."""
     multi_label = next(iter(runs.values()))[0].multi_label
     guessed = "pseudo_auc" if multi_label else "pseudo_accuracy"
     guess = {name: own for name, own in runs.items() if any(guessed in row for row in own[0].metrics)}
@@ -136,7 +136,7 @@ def draw_epochs(runs: Runs) -> Figure:
 
 
 def average_epochs(runs: Sequence[Run]) -> list[dict[str, float | None]]:
-    """A line for each epoch: means over runs of what `metrics.jsonl` has, but for the seconds."""
+    """A line for each epoch: means over runs of what `metrics.jsonl` has, except for the seconds."""
     columns = dict.fromkeys(key for run in runs for row in run.metrics for key in row if key != "seconds")
     epochs = zip(*(run.metrics for run in runs), strict=True)
     return [{key: average(rows, key) for key in columns} for rows in epochs]

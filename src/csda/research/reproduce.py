@@ -1,7 +1,7 @@
-"""A grid of runs and the table, or the figure, that comes of it.
+"""Train a grid of runs and write its table or figure.
 
 An experiment is a TOML file: rows (a method with settings), label budgets, splits, seeds, and what the paper reports.
-`reproduce` trains what is missing, goes on with what was interrupted, and writes into a folder of the table's name
+`reproduce` trains what is missing, continues with what was interrupted, and writes into a folder of the table's name
 
     summary.csv   a line for each row, budget and split: mean and spread over seeds, beside the paper's figures
     runs.csv      a line for each run: enough to check every number of the first, and to know the run again
@@ -93,7 +93,7 @@ class Cell:
     @property
     def config(self) -> RunConfig:
         chosen = {"data": self.data, "method": self.method, "labels": self.labels, "seed": self.seed}
-        # Nobody looks at the reports of hundreds of runs.
+        # Reports of hundreds of runs are not needed.
         unseen = {"thumbnails": False}
         return configure(unseen | chosen | ({"preset": self.preset} if self.preset else {}) | dict(self.settings))
 
@@ -169,7 +169,7 @@ def reproduce(
 
     `labels` and `seeds`, a number of them, restrict what is trained, `only_finished` trains nothing, and after so many
     `minutes` no run is begun. A table has every run that there is then, as a folder in `runs` or as a line of a table
-    in `out`. With `fresh` only runs of the present commit count, all others are trained anew, and a table of other
+    in `out`. With `fresh` only runs of the present commit count, all others are trained again, and a table of other
     commits stays as it is until all are there.
     """
     commit = _require_commit() if fresh else None
@@ -298,7 +298,7 @@ def _train_all(
 
 def _turn(cell: Cell) -> tuple[int, str, int, int]:
     """Long runs first, so that none is left over at the end; then those on the same pixels, to share them side by side;
-    then seed by seed, and of a seed those that train on more images a step."""
+    then seed by seed, and of a seed those that train on more images per step."""
     config, own = cell.config, cell.config.method_settings
     unlabeled = METHODS[config.method].uses_unlabeled
     images = own["capacity"] if own.get("queue") == "vcq" else config.unlabeled_batch_size * unlabeled

@@ -1,4 +1,4 @@
-"""What the program costs, measured side by side within one run: a step, its growth, reading images, predictions.
+"""Benchmarks of steps, scaling, image reading and prediction; what is compared is measured in the same run.
 
 docs/explanation/benchmarks.md says how each figure is measured.
 """

@@ -1,4 +1,4 @@
-"""What is measured: trainings on noise, which costs a network as much as pictures do and need not be drawn."""
+"""Trainings on random images, which cost a network as much as real ones."""
 
 from __future__ import annotations
 

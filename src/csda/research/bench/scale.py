@@ -1,4 +1,4 @@
-"""`csda bench scale`: what the step of `csda` grows with."""
+"""`csda bench scale`: how the time of a `csda` step grows with data, classes and queue."""
 
 from __future__ import annotations
 

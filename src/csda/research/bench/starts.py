@@ -1,4 +1,4 @@
-"""Whole trainings: how soon one begins, and what eight at once gain over eight in turn."""
+"""Whole trainings: start-up time, and the speed-up of eight at once over one after the other."""
 
 from __future__ import annotations
 

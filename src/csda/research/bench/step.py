@@ -1,4 +1,4 @@
-"""`csda bench step`: what a step costs against what it must, and what whole trainings make of it."""
+"""`csda bench step`: step time compared with its roofline bound, and the speed of whole trainings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How things are timed: in turn, warmed up, on a GPU by its own clock."""
+"""Timing: alternating, after warm-up, on a GPU with CUDA events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same iteration as most programs make it: worker processes open, resize and augment every image with Pillow."""
+"""The same iteration with a plain DataLoader: worker processes open, resize and augment images with Pillow."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _LoadedBatch(LabeledBatch):
 
 
 class _Images(Dataset[Tensor]):
-    """Image files, each opened, resized and augmented anew whenever it is asked for."""
+    """Image files, each opened, resized and augmented again whenever it is asked for."""
 
     def __init__(self, paths: Sequence[Path], config: RunConfig) -> None:
         self.paths = paths

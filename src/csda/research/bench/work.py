@@ -1,4 +1,4 @@
-"""What a step needs at least, counted from the shapes of the network's layers, and what the device can do.
+"""The roofline bound of a step, counted from layer shapes, and the rates of the device.
 
 Counted are the layers of a network that have weights and its batch normalisations, with activations in the precision of
 the run and parameters in float32. Every layer is taken to be one pass over its input: functions of single values (ReLU,

@@ -1,0 +1,204 @@
+"""Cross-fitting: what is predicted for labeled images by networks that have not learned from them.
+
+A network memorises the labels that it learns from, so its predictions there say nothing of those on other images. The
+labeled images are divided into K folds, by group where groups are known, and each fold is predicted by a network that
+learned from the others: a last layer on the features of the network as it begins, which costs a pass over the images
+and K small fits, or a whole network, which costs K trainings of the labels alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from csda.data.loader import ImagePool
+from csda.data.records import Record
+from csda.evaluate import predict_pool
+from csda.methods.base import CrossFit
+from csda.progress import Reporter
+from csda.trainer import Trainer
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+STRENGTHS = (1e-3, 1e-2, 1e-1)
+"""Values of C, the inverse of the penalty, among which the likelihood of the held-out labels chooses."""
+
+COMPONENTS = 256
+"""Principal components of the features that a last layer is fitted on."""
+
+
+def cross_fit(
+    trainer: Trainer, weights: Mapping[str, Tensor] | None, update: Callable[..., None], reporter: Reporter
+) -> None:
+    """Give the method the predictions by folds that it asks for. `weights` are those that the encoder begins with."""
+    request = trainer.method.cross_fit
+    if request is None:
+        return
+    records = trainer.data.split.labeled
+    labels = trainer.data.encode(records)
+    groups = [record.group or record.id for record in records]
+    folds = assign_folds(groups, labels, request.folds, trainer.config.seed)
+    if request.network == "head":
+        labeled, unlabeled = _fit_heads(trainer, request, labels, folds)
+    else:
+        labeled, unlabeled = _train_bodies(trainer, request, folds, weights, update, reporter)
+    give = (torch.from_numpy(probs).to(trainer.device, torch.float32) for probs in (labeled, unlabeled))
+    trainer.method.take_folds(*give)
+
+
+def assign_folds(groups: Sequence[str], labels: Ints, folds: int, seed: int) -> Ints:
+    """The fold of each image [N], the same for all images of a group.
+
+    Groups of each class are dealt out in turn, so that every fold has its share of a class; a group counts for its
+    rarest class, where labels are [N, K] as those of no label do for themselves.
+    """
+    names, group_of = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
+    indicators = labels if labels.ndim == 2 else np.eye(int(labels.max()) + 1, dtype=np.int64)[labels]
+    rarest_first = np.argsort(indicators.sum(axis=0), kind="stable")
+    rank = np.full(len(names), indicators.shape[1])
+    for place in reversed(range(len(rarest_first))):
+        rank[group_of[indicators[:, rarest_first[place]] > 0]] = place
+    order = np.random.default_rng(seed).permutation(len(names))
+    order = order[np.argsort(rank[order], kind="stable")]
+    fold_of = np.empty(len(names), dtype=np.int64)
+    fold_of[order] = np.arange(len(names)) % folds
+    return fold_of[group_of]
+
+
+def predict_folds(
+    features: Floats, labels: Ints, folds: Ints, others: Floats, num_classes: int
+) -> tuple[Floats, Floats]:
+    """Logistic regression by folds on features [N, d] and labels [N] or [N, K]: predictions, and mean ones for others.
+
+    Every label of several is a regression of its own. The penalty is the one under which labels that were held out are
+    likeliest.
+    """
+    scale = np.concatenate([features, others]) if len(others) else features
+    mean, deviation = scale.mean(axis=0), scale.std(axis=0) + 1e-3
+    features, others = (features - mean) / deviation, (others - mean) / deviation
+    _, _, axes = np.linalg.svd(features[:4096], full_matrices=False)
+    features, others = features @ axes[:COMPONENTS].T, others @ axes[:COMPONENTS].T
+    if labels.ndim == 2:
+        columns = [predict_folds_of(features, labels[:, k], folds, others, 2) for k in range(num_classes)]
+        return tuple(np.stack([pair[part][:, 1] for pair in columns], axis=1) for part in (0, 1))  # type: ignore[return-value]
+    return predict_folds_of(features, labels, folds, others, num_classes)
+
+
+def predict_folds_of(
+    features: Floats, labels: Ints, folds: Ints, others: Floats, num_classes: int
+) -> tuple[Floats, Floats]:
+    """The same for one label of `num_classes`, on features as they are."""
+    best: tuple[float, Floats, Floats] | None = None
+    for strength in STRENGTHS:
+        own, mean = np.zeros((len(labels), num_classes)), np.zeros((len(others), num_classes))
+        numbers = np.unique(folds)
+        for fold in numbers:
+            held_out = folds == fold
+            predict = _fit(features[~held_out], labels[~held_out], strength, num_classes)
+            own[held_out] = predict(features[held_out])
+            if len(others):
+                mean += predict(others) / len(numbers)
+        likelihood = float(np.log(own[np.arange(len(labels)), labels].clip(1e-6)).mean())
+        if best is None or likelihood > best[0]:
+            best = likelihood, own, mean
+    assert best is not None
+    return best[1], best[2]
+
+
+def _fit(features: Floats, labels: Ints, strength: float, num_classes: int) -> Callable[[Floats], Floats]:
+    """Logistic regression; classes that no label has get no probability, and one class alone gets all of it."""
+    present = np.unique(labels)
+    if len(present) == 1:
+        return lambda values: np.tile(np.eye(num_classes)[present[0]], (len(values), 1))
+    model = LogisticRegression(C=strength, max_iter=200).fit(features, labels)
+
+    def predict(values: Floats) -> Floats:
+        probs = np.zeros((len(values), num_classes))
+        probs[:, model.classes_] = model.predict_proba(values)
+        return probs
+
+    return predict
+
+
+def _fit_heads(trainer: Trainer, request: CrossFit, labels: Ints, folds: Ints) -> tuple[Floats, Floats]:
+    parts = trainer.parts
+    others = _features(trainer, parts.unlabeled) if request.unlabeled else np.empty((0, trainer.task.width))
+    return predict_folds(_features(trainer, parts.labeled), labels, folds, others, trainer.task.num_classes)
+
+
+@torch.no_grad()
+def _features(trainer: Trainer, pool: ImagePool) -> Floats:
+    """What the network as it begins gives the last layer for every image of a pool, [N, d]."""
+    model = trainer.model
+    training = model.training
+    model.eval()
+    with trainer.engine.arithmetic():
+        batches = pool.batches(trainer.config.eval_batch_size, shuffled=False)
+        features = [model.head[0](model.student(batch.view("plain"))).float().cpu() for batch in batches]
+    model.train(training)
+    return torch.cat(features).double().numpy()
+
+
+def _train_bodies(
+    trainer: Trainer,
+    request: CrossFit,
+    folds: Ints,
+    weights: Mapping[str, Tensor] | None,
+    update: Callable[..., None],
+    reporter: Reporter,
+) -> tuple[Floats, Floats]:
+    """Each network learns as the method `baseline` would, by the same recipe in fewer epochs."""
+    data, task, split = trainer.data, trainer.task, trainer.data.split
+    config = trainer.config.model_copy(
+        update={
+            "method": "baseline",
+            "method_settings": {},
+            "epochs": request.epochs,
+            "warm_up_epochs": request.epochs,
+        }
+    )
+    labeled = np.zeros((len(folds), task.num_classes))
+    unlabeled = np.zeros((len(split.unlabeled) if request.unlabeled else 0, task.num_classes))
+    numbers = np.unique(folds)
+    for count, fold in enumerate(numbers, start=1):
+        reporter.note(f"predicting labeled images out of fold: network {count} of {len(numbers)}")
+        learned, held_out = _chosen(split.labeled, folds != fold), _chosen(split.labeled, folds == fold)
+        body = Trainer(
+            config,
+            replace(data, split=replace(split, labeled=learned, test=held_out)),
+            trainer.ranks,
+            weights,
+            trainer.features,
+        )
+        for epoch in range(1, request.epochs + 1):
+            body.begin_epoch(epoch)
+            for inputs in body.sample(epoch, labels_only=True):
+                body.engine.run(update, body, body.warm_up, *inputs)
+            body.end_epoch(epoch)
+        labeled[folds == fold] = _predict(trainer, body, body.parts.test)
+        if request.unlabeled:
+            unlabeled += _predict(trainer, body, body.parts.unlabeled) / len(numbers)
+    return labeled, unlabeled
+
+
+def _chosen(records: Sequence[Record], mask: Iterable[bool]) -> tuple[Record, ...]:
+    return tuple(record for record, chosen in zip(records, mask, strict=True) if chosen)
+
+
+def _predict(trainer: Trainer, body: Trainer, pool: ImagePool) -> Floats:
+    """What a network of a fold predicts, for class frequencies as those of all labeled images."""
+    config, multi_label = body.config, body.task.multi_label
+    with body.engine.arithmetic():
+        probs = predict_pool(
+            body.predicting, pool, config.eval_batch_size, multi_label=multi_label, flips=config.test_flips
+        )
+    scores = torch.from_numpy(probs).clamp(1e-7, 1.0 - 1e-7)
+    logits = torch.logit(scores) if multi_label else scores.log()
+    return trainer.method.probabilities(logits.to(trainer.device)).double().cpu().numpy()

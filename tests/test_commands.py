@@ -1,0 +1,263 @@
+"""Every command on the site and in the README is run, in the order of its page, in a folder with small images.
+
+A training is made small by settings that the command does not give itself. A table is written from the committed runs
+(`--only-finished`). What cannot run here names the test that runs it: `ELSEWHERE`.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import re
+import shlex
+import shutil
+import sys
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from csda import cli, demo
+from csda.methods import METHODS
+from csda.research.experiments import read_experiment
+from csda.runs import Run
+
+ROOT = Path(__file__).parent.parent
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = sorted(
+    path
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    if not {"templates", "decisions"} & set(path.relative_to(ROOT).parts) and path.name not in ("cli.md", "settings.md")
+)
+
+ELSEWHERE = {
+    r"make (env|test|docs|demo)": "tests/test_docs.py::test_make_has_the_targets_that_pages_name",
+    r"pip install .*": "tests/test_docs.py::test_the_extras_that_pages_name_exist",
+    r"python docs/reference/generate\.py": "tests/test_docs.py::test_generated_pages_are_current",
+    r"python -m csda\.research\.explain .*": "tests/test_docs.py::test_pictures_are_current",
+    r"(TRITON_INTERPRET=1 )?pytest tests/fast": "tests/fast/test_convolution.py",
+    r"pytest tests/test_method_contract\.py .*": "tests/test_add_a_method.py",
+    r"csda train .*mean-teacher.*": "tests/test_add_a_method.py",
+    r"csda train .*vgg_small.*": "tests/test_add_a_backbone.py",
+    r"csda .*pad_ufes.*": "tests/test_add_a_source.py::test_the_three_steps_lead_to_a_source",
+    r"csda pseudo-counts .*": "tests/test_add_a_command.py::test_the_three_steps_lead_to_a_command",
+    r"torchrun .*": "tests/test_distributed.py::test_two_processes_train_what_one_does",
+    r"csda demo.*": "tests/test_commands.py::test_the_demonstration",
+    r"csda weights get .*": "tests/models/test_download.py::test_the_commands",
+    r"csda train .*backbone=mobilenet_v2 --set pretrained.*": "tests/test_pretrained_training.py",
+    r"csda train .*weights=my_weights.*": "tests/test_pretrained_training.py",
+    r"csda train .*backbone=timm:\S+ --set pretrained.*": "tests/models/test_adapters.py",
+    r"csda reproduce .*--fresh.*": "tests/research/test_reproduce.py",
+    r"csda reproduce fig\d.*": "tests/research/test_paper.py",
+    r"csda export .*": "tests/test_export.py",
+    r"python -m monai\.bundle run .*": "tests/test_export.py",
+    r"csda bench \w+.*": "tests/research/test_bench.py",
+}
+
+SMALL = {
+    "epochs": "2",
+    "warm_up_epochs": "1",
+    "steps_per_epoch": "1",
+    "image_size": "32",
+    "batch_size": "8",
+    "unlabeled_batch_size": "8",
+    "threads": "1",
+    "tensorboard": "false",
+    "lr_warm_up": "0",
+}
+WRITTEN: set[str] = set()
+"""Tables that have been written already; once is enough."""
+
+COLOURS = {"melanoma": (150, 90, 90), "naevus": (90, 150, 90), "rare": (90, 90, 150)}
+
+
+def _commands(page: Path) -> list[str]:
+    """The lines of a page's shell blocks, then the commands within its sentences that name more than a subcommand."""
+    text = page.read_text(encoding="utf-8")
+    blocks = [code for language, code in FENCE.findall(text) if language in ("sh", "bash", "console")]
+    lines = [line for code in blocks for line in code.splitlines()]
+    inline = re.findall(r"`((?:csda|make|python|pytest|pip|torchrun|TRITON_\w+=1) [^`]+)`", FENCE.sub("", text))
+    inline = [line for line in inline if len(line.split()) > 2 and not re.search(r"…|\b[A-Z]{3,}\b(?!=)", line)]
+    found = [line.partition("  #")[0].removeprefix("$ ").strip() for line in [*lines, *inline]]
+    return list(dict.fromkeys(line for line in found if line and not line.startswith("#")))
+
+
+def _elsewhere(command: str) -> str | None:
+    return next((test for pattern, test in ELSEWHERE.items() if re.fullmatch(pattern, command)), None)
+
+
+WITH_COMMANDS = [page for page in PAGES if _commands(page)]
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes and unlabeled images, enough for 300 labels beside validation and test."""
+    folder, generator = tmp_path_factory.mktemp("site") / "my_images", np.random.default_rng(0)
+    for name, colour in {**COLOURS, "unlabeled": (110, 110, 110)}.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(30 if name == "unlabeled" else 160):
+            pixels = generator.normal(generator.normal(colour, 35), 40, (32, 32, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number:03d}.jpg")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(images: Path) -> Path:
+    """A finished run on them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CSDA_CACHE", str(images.parent / "cache"))
+        _run(_make_small(["csda", "train", str(images), "--out", str(images.parent / "finished")]), patch)
+    return images.parent / "finished"
+
+
+@pytest.fixture
+def world(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that the pages speak of, in the current folder."""
+    (tmp_path / "my_images").symlink_to(images)
+    (tmp_path / "new_images").symlink_to(images / "rare")
+    (tmp_path / "more_images").symlink_to(images / "naevus")
+    (tmp_path / "other_clinic").symlink_to(images)
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CSDA_CACHE", str(images.parent / "cache"))
+    return tmp_path
+
+
+def _make_table(folder: Path, images: Path) -> None:
+    """A folder of images with a CSV whose columns have other names."""
+    folder.mkdir()
+    with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["file", "diagnosis", "patient_id"])
+        for name in COLOURS:
+            for number in range(20):
+                shutil.copy(images / name / f"{number:03d}.jpg", folder / f"{name}{number}.jpg")
+                writer.writerow([f"{name}{number}.jpg", name if number < 15 else "", f"patient-{number}"])
+
+
+def _make_ham10000(world: Path, images: Path) -> None:
+    """The layout of HAM10000 and lists like the published ones, with few images."""
+    folder, lists = world / "HAM10000" / "HAM10000_images_part_1", world / "lists"
+    folder.mkdir(parents=True)
+    lists.mkdir()
+    codes = ("mel", "nv", "bcc", "akiec", "bkl", "df", "vasc")
+    rows = [(f"ISIC_{number:07d}", codes[number % 7]) for number in range(84)]
+    for name, _ in rows:
+        shutil.copy(images / "rare" / "000.jpg", folder / f"{name}.jpg")
+    with (world / "HAM10000" / "HAM10000_metadata.csv").open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([["lesion_id", "image_id", "dx"], *([name, name, code] for name, code in rows)])
+    parts = {"Train800": rows[:28], "Train_unl800": rows[28:56], "Val": rows[56:70], "Test": rows[70:]}
+    for part, own in parts.items():
+        lines = [" ".join([f"{name}.jpg", *("1" if code == each else "0" for each in codes)]) for name, code in own]
+        (lists / f"{part}.txt").write_text("\n".join(lines) + "\n")
+
+
+def _make_small(words: list[str]) -> list[str]:
+    """A training with settings that make it small, unless the command gives them."""
+    method = words[words.index("--method") + 1] if "--method" in words else "csda"
+    known = METHODS[method].settings.model_fields
+    small = SMALL | {key: "16" for key in ("capacity", "refresh_batch_size") if key in known}
+    if "--resume" in words:
+        return words  # with the settings that the run began with
+    given = {word.partition("=")[0] for word in words}
+    return [*words, *(part for key, value in small.items() if key not in given for part in ("--set", f"{key}={value}"))]
+
+
+def _shorten(words: list[str], done: set[str]) -> list[str] | None:
+    """A grid as the table of its committed runs, one of those that it names; None where all were written before."""
+    names = list(takewhile(lambda word: not word.startswith("-"), words[2:]))
+    for name in names:
+        read_experiment(name)
+    left = [name for name in names if name not in done]
+    done |= set(left[:1])
+    return [*words[:2], left[0], *words[2 + len(names) :], "--only-finished"] if left else None
+
+
+def _run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", words)
+    code: object = None
+    try:
+        cli.main()
+    except SystemExit as ending:
+        code = ending.code
+    assert not code, shlex.join(words)
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_commands_of_a_page_run(
+    page: Path,
+    world: Path,
+    images: Path,
+    finished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command in _commands(page):
+        if _elsewhere(command) is not None:
+            continue
+        words = shlex.split(command)
+        assert words[0] == "csda", f"{page.name}: nothing runs `{command}`"
+        if words[1] == "train" and any(
+            f"backbone={name}:" in command and not find_spec(name) for name in ("timm", "monai")
+        ):
+            continue
+        if "label_column=" in command:
+            (world / "my_images").unlink()
+            _make_table(world / "my_images", images)
+        elif "HAM10000" in command:
+            _make_ham10000(world, images)
+        if words[1] == "train":
+            out = Path(words[words.index("--out") + 1]) if "--out" in words else None
+            if out is not None and "--resume" not in words and out.exists():
+                shutil.rmtree(out)
+            if out is not None and "--resume" in words and not out.exists():
+                _run(_make_small(["csda", "train", "my_images", "--out", str(out)]), monkeypatch)
+            words = _make_small(words)
+        elif words[1] == "reproduce":
+            words = _shorten(words, WRITTEN) or []
+        elif words[1] in ("evaluate", "predict", "report"):
+            for folder in map(Path, words[2:] if words[1] == "report" else words[2:3]):
+                if not folder.exists() and folder.suffix == "" and not str(folder).startswith("-"):
+                    shutil.copytree(finished, folder)
+        if words:
+            _run(words, monkeypatch)
+        if "label_column=" in command:
+            shutil.rmtree(world / "my_images")
+            (world / "my_images").symlink_to(images)
+    capsys.readouterr()
+
+
+def test_the_demonstration(
+    images: Path, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the command runs it, on few images and for few steps."""
+    train = demo.train
+
+    def train_small(**choices: Any) -> Run:
+        known = METHODS[choices["method"]].settings.model_fields
+        small = SMALL | {key: "16" for key in ("capacity", "refresh_batch_size") if key in known}
+        choices["settings"] = {key: json.loads(value) for key, value in small.items()}
+        return train(images, **choices)
+
+    monkeypatch.setattr(demo, "train", train_small)
+    _run(["csda", "demo", "--seed", "1", "--out", "demo-1"], monkeypatch)
+    assert (world / "demo-1" / "report.html").is_file()
+    assert "Report: demo-1/report.html" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
+def test_what_runs_elsewhere_does(test: str) -> None:
+    path, _, name = test.partition("::")
+    names = {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+    assert names if not name else name in names
+
+
+def test_the_pages_have_commands() -> None:
+    commands = {command for page in PAGES for command in _commands(page)}
+    assert sum(_elsewhere(command) is None for command in commands) > 30
+    assert [each for each in ELSEWHERE if not any(re.fullmatch(each, command) for command in commands)] == []

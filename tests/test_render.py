@@ -1,0 +1,73 @@
+"""Pages with results follow from their templates, and a changed result changes its page."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def _renderer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("render", ROOT / "docs" / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["render"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+RENDER = _renderer()
+TEMPLATES = RENDER.list_templates()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_pages_follow_from_their_templates(name: str) -> None:
+    written = (ROOT / name).read_text(encoding="utf-8")
+    assert written == RENDER.render(name, ROOT / "results"), "run `make docs`"
+
+
+def _change(file: Path, column: str, by: float, **where: str) -> None:
+    with file.open(newline="", encoding="utf-8") as stream:
+        lines = list(csv.DictReader(stream))
+    for line in lines:
+        if all(line[key] == value for key, value in where.items()):
+            line[column] = str(float(line[column]) + by)
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def test_a_changed_result_changes_its_page_and_a_broken_claim_stops_it(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(ROOT / "results", results)
+    page, gaps = "docs/results.md", results / "table1" / "gaps.csv"
+    before = RENDER.render(page, results)
+    _change(gaps, "auc_gap", 0.001, method="glm", reference="baseline", labels="all")
+    assert RENDER.render(page, results) != before
+    _change(gaps, "mca_gap", -0.2, method="csda", reference="baseline", labels="all")
+    with pytest.raises(ValueError, match="no longer follows from the files"):
+        RENDER.render(page, results)
+
+
+def test_numbers_are_written_as_pages_have_them() -> None:
+    line = {"auc_gap": -0.0156, "auc_low": -0.02, "auc_high": 0.004, "auc_mean": 0.81, "auc_std": None}
+    assert RENDER.points(line, "auc") == "−1.6"
+    assert RENDER.interval(line, "auc") == "−1.6 [−2.0, +0.4]"
+    assert RENDER.spread(line, "auc") == "0.810"
+    assert RENDER.fixed(None, 2) == "–"
+
+
+def test_a_line_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("method,auc\na,0.5\n")
+    with pytest.raises(ValueError, match="has no line with"):
+        RENDER.Results(tmp_path).row("t.csv", method="b")
+    assert RENDER.Results(tmp_path).row("t.csv", method="a") == {"method": "a", "auc": 0.5}
