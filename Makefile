@@ -1,9 +1,11 @@
 # `make demo` shows what the package does, `make test` checks it, `make docs` renders the pages and builds the site.
+# `make attack MINUTES=60` tries to break it for longer, and adds up what it did in results/attack.
 PYTHON ?= python3
+MINUTES ?= 60
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: demo test docs env clean
+.PHONY: demo test attack docs env clean
 
 env: $(VENV)/.installed
 
@@ -23,6 +25,9 @@ test: env
 	$(BIN)/python docs/render.py --check
 	$(BIN)/sphinx-build -c docs -W --keep-going -q . build/site
 	$(BIN)/pytest -n 2
+
+attack: env
+	$(BIN)/python tests/attack/campaign.py --minutes $(MINUTES)
 
 docs: env
 	$(BIN)/python docs/reference/generate.py

@@ -179,6 +179,16 @@ def test_the_check_of_commands_refuses_what_it_should(command: str) -> None:
     assert _refusal(command) is not None
 
 
+def test_the_tests_that_promises_name_exist() -> None:
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    functions = {name for file in files for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)}
+    for page in (ROOT / "SECURITY.md", DOCS / "explanation" / "promises.md", DOCS / "how-to" / "several-processes.md"):
+        named = re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))
+        assert any(name.startswith("test") for name in named)
+        assert [name for name in named if name.startswith("test_") and name not in functions] == []
+        assert [name for name in named if name.startswith("tests/") and not (ROOT / name).exists()] == []
+
+
 # --- generated pages and pictures -----------------------------------------------------------------------------------
 
 

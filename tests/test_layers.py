@@ -25,7 +25,7 @@ LAYERS = (
     ("trainer",),
     ("cross_fitting",),
     ("training", "predict", "report"),
-    ("inference", "external", "export"),
+    ("inference", "external", "export", "classifier"),
     ("demo", "review"),
     ("cli",),
     ("__main__",),

@@ -24,6 +24,7 @@ from csda.research.experiments import HERE, Experiment, read_experiment
 from csda.research.ledger import ContentFinder, agree, read_recorded, recall_contents
 from csda.research.reproduce import list_cells, reproduce
 from csda.research.summary import COLUMNS
+from csda.review.ordering import DEFAULTS
 from csda.training import configure
 
 ROOT = Path(__file__).parent.parent
@@ -64,7 +65,38 @@ TABLES = sorted(path.parent.name for path in RESULTS.glob("*/runs.csv"))
 
 def test_results_lie_in_folders() -> None:
     assert [path.name for path in RESULTS.iterdir() if path.is_file()] == ["README.md"]
-    assert {path.name for path in RESULTS.iterdir() if path.is_dir()} == {*TABLES, "archive", "bench"}
+    assert {path.name for path in RESULTS.iterdir() if path.is_dir()} == {
+        *TABLES,
+        "archive",
+        "attack",
+        "bench",
+        "review",
+    }
+
+
+def test_the_default_order_of_the_review_is_the_one_furthest_ahead() -> None:
+    """The summary follows from its steps, and the page begins with the order that has the highest MCA."""
+    steps = [
+        {**line, "seed": int(line["seed"]), "labels": int(line["labels"]), "mca": float(line["mca"])}
+        for line in _read("review/steps.csv")
+    ]
+    seeds, later = sorted({row["seed"] for row in steps}), {row["labels"] for row in steps} - {200}
+    assert len(seeds) >= 5
+    assert sorted(later) == [300, 400, 500, 600, 700, 800]
+
+    def by_seed(order: str) -> list[float]:
+        return [
+            mean(row["mca"] for row in steps if (row["order"], row["seed"]) == (order, seed) and row["labels"] in later)
+            for seed in seeds
+        ]
+
+    lines = {line["order"]: line for line in _read("review/summary.csv")}
+    for order, line in lines.items():
+        gaps = np.subtract(by_seed(order), by_seed("random"))
+        assert float(line["mca_gap"]) == pytest.approx(gaps.mean(), abs=1e-5)
+        assert [float(line["mca_low"]), float(line["mca_high"])] == pytest.approx(paired_interval(gaps), abs=1e-5)
+    first = next(order for order in DEFAULTS if order in lines)
+    assert first == max(lines, key=lambda order: float(lines[order]["mca_gap"]))
 
 
 def test_the_summary_of_small_pictures_follows_from_its_runs() -> None:

@@ -9,15 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from csda.classifier import CSDAClassifier
     from csda.condition_queue import VariableConditionQueue
     from csda.marginals import ClassMarginals
     from csda.predict import load
     from csda.training import train
 
 __version__ = "0.1.0"
-__all__ = ["ClassMarginals", "VariableConditionQueue", "load", "train"]
+__all__ = ["CSDAClassifier", "ClassMarginals", "VariableConditionQueue", "load", "train"]
 
 _HOMES = {
+    "CSDAClassifier": "csda.classifier",
     "ClassMarginals": "csda.marginals",
     "VariableConditionQueue": "csda.condition_queue",
     "load": "csda.predict",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -22,7 +23,9 @@ data_app = typer.Typer(help="Look at data before training on it.", no_args_is_he
 cache_app = typer.Typer(rich_markup_mode=None)
 bench_app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True, rich_markup_mode=None)
 weights_app = typer.Typer(rich_markup_mode=None)
+labels_app = typer.Typer(help="What was decided on the review page.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(labels_app, name="labels")
 app.add_typer(weights_app, name="weights")
 app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
@@ -71,6 +74,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: a new one under runs/]")] = None,
     source: Annotated[str | None, typer.Option(help="How to read DATA, where its layout does not tell.")] = None,
     split: Annotated[str | None, typer.Option(help="Split CSV, or the folder with a set's published lists.")] = None,
+    labels_from: Annotated[
+        Path | None, typer.Option(help="Run, or review of a folder, whose labels.csv adds labels.")
+    ] = None,
     settings: Assignments = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     quiet: Quiet = False,
@@ -79,8 +85,9 @@ def train(
     from csda.config import parse_assignments
     from csda.distributed import is_first
     from csda.progress import choose_reporter
-    from csda.report import write_report
+    from csda.report import write_comparison, write_report
     from csda.report.tables import run_table
+    from csda.runs import Run
     from csda.training import train as train_run
 
     chosen = parse_assignments(settings or [])
@@ -94,6 +101,7 @@ def train(
         out=out,
         settings=chosen,
         resume=resume,
+        labels_from=labels_from,
         reporter=choose_reporter(quiet),
     )
     if not is_first():
@@ -101,6 +109,10 @@ def train(
     report = write_report(run.folder)
     _print(run_table(run))
     print(f"Report: {report}")
+    before = run.settings.labels_from
+    if before is not None and (Path(before) / "config.toml").is_file() and Run(before).finished:
+        page = write_comparison([Path(before), run.folder], run.folder / "labels.html", "What the new labels changed")
+        print(f"What the new labels changed: {page}")
 
 
 @app.command()
@@ -226,6 +238,108 @@ def export(
     from csda.runs import Run
 
     print(export_model(Run(run), to, out, images or []))
+
+
+@app.command()
+def review(
+    what: Annotated[Path, typer.Argument(metavar="RUN|FOLDER", help="A finished run, or a folder of images.")],
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port.  [default: the first free one from 8765]")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to serve at; beyond this machine it asks for a token.")
+    ] = "127.0.0.1",
+    classes: Annotated[str | None, typer.Option(help="For a folder without labels: its classes, a,b,c.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where decisions on a folder go.  [default: runs/NAME-review]")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="How to read a folder, where its layout does not tell.")] = None,
+    who: Annotated[str | None, typer.Option(help="Name that goes with each decision.  [default: the user's]")] = None,
+    features: Annotated[
+        bool,
+        typer.Option(help="Compute features: for neighbours, diversity, suspicious labels, and before any training."),
+    ] = True,
+) -> None:
+    """Serve a page to look at images and label them, those first that help most."""
+    _require_packages("review", "fastapi", "uvicorn")
+    from csda.review.advisor import Advisor
+    from csda.review.server import serve
+    from csda.review.session import open_folder, open_run
+    from csda.runs import Run
+
+    if (what / "config.toml").is_file():
+        if classes or out or source:
+            raise CsdaError("a run has its classes, its data and its folder; leave --classes, --out and --source out")
+        session = open_run(what, who)
+        advisor = Advisor(session, Run(what))
+    else:
+        folder = out or Path("runs") / f"{what.absolute().name}-review"
+        session = open_folder(what, folder, classes.split(",") if classes else (), who, source)
+        advisor = Advisor(session)
+    if features:
+        advisor.begin()
+    try:
+        serve(session, host, port, advisor=advisor)
+    finally:
+        session.close()
+
+
+@app.command("simulate-review")
+def simulate_review(
+    data: Annotated[str, typer.Argument(help="Folder of images whose labels are known.")],
+    first: Annotated[int, typer.Option(min=2, help="Labels that are drawn to begin with.")] = 200,
+    step: Annotated[int, typer.Option(min=1, help="Labels at a time.")] = 100,
+    most: Annotated[int, typer.Option(min=2, help="Labels in the end.")] = 800,
+    seeds: Annotated[int, typer.Option(min=2, help="How often, with other splits.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for the table and the picture.")] = Path("results/review"),
+) -> None:
+    """Replay the review with known labels: what each order of the page is worth against random order."""
+    _require_research()
+    from csda.progress import LogReporter
+    from csda.research.simulate import Plan, simulate, write_simulation
+
+    if not first < most:
+        raise CsdaError(f"--most {most} is not more than --first {first}; give more labels in the end")
+    plan, rows = Plan(first, step, most), []
+    for row in simulate(data, plan, range(seeds), reporter=LogReporter()):
+        rows.append(row)
+        print(f"seed {row['seed']}  {row['order']}  {row['labels']} labels  MCA {row['mca']:.4f}  AUC {row['auc']:.4f}")
+    command = f"csda simulate-review {Path(data).name} --first {first} --step {step} --most {most} --seeds {seeds}"
+    print(write_simulation(rows, plan, data, command, out))
+
+
+@labels_app.command("export")
+def labels_export(
+    what: Annotated[Path, typer.Argument(metavar="RUN|REVIEW", help="A run, or the review of a folder.")],
+    out: Annotated[Path | None, typer.Option(help="CSV to write; printed without it.")] = None,
+    prefix: Annotated[
+        str, typer.Option(help="Put before each image, where Label Studio finds them by an address.")
+    ] = "",
+) -> None:
+    """Write all labels, given and decided, as a CSV that `csda train` and Label Studio read.
+
+    For `csda train` put it into the folder of the images.
+    """
+    from csda.data.prepared import load_configured
+    from csda.data.reviewed import list_decided, read_review
+    from csda.runs import Run, write_csv
+
+    if (what / "config.toml").is_file():
+        dataset = load_configured(Run(what).settings)
+    else:
+        from csda.data import load_dataset
+        from csda.data.folder import load_unlabeled
+
+        known = read_review(what)
+        data = Path(known["data"])
+        dataset = load_unlabeled(data, known["classes"]) if known["classes"] else load_dataset(data, known["source"])
+    header = ["image", "label", "split", "group", "who", "when"]
+    rows = [[prefix + image, *cells] for image, *cells in list_decided(dataset, what)]
+    if out is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
+    else:
+        write_csv(out, header, rows)
+        print(f"{sum(bool(label) for _, label, *_ in rows)} of {len(rows)} images have a label in {out}")
 
 
 @app.command()
@@ -469,9 +583,29 @@ def bench_features(
     _keep_and_show([bench_features(parse_assignments(settings or []), data, rounds)], out)
 
 
+@bench_app.command("review")
+def bench_review(
+    images: Annotated[int, typer.Option(min=100, help="How many images the page has.")] = 100_000,
+    labels: Annotated[int, typer.Option(min=10, help="Labels that are sent.")] = 200,
+    out: FiguresFile = None,
+) -> None:
+    """Time the review page on many images: start, first paint, pages, searches and confirmed labels."""
+    _require_research()
+    _require_packages("review", "fastapi", "uvicorn")
+    from csda.research.bench.review import bench_review
+
+    _keep_and_show([bench_review(images, labels)], out)
+
+
 def _require_research() -> None:
     if find_spec("csda.research") is None:
         raise CsdaError("this command needs csda.research, which is not installed; install csda whole")
+
+
+def _require_packages(extra: str, *names: str) -> None:
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise CsdaError(f"this command needs {' and '.join(missing)}: pip install 'csda[{extra}]'")
 
 
 def _keep_and_show(stages: Iterable[dict[str, Any]], out: Path | None) -> None:

@@ -102,6 +102,9 @@ class RunConfig(Settings):
     labels: Annotated[Text | None, BeforeValidator(_as_text)] = Field(
         None, description="labels to keep: 300, 10%, 20/class, 10% of groups"
     )
+    labels_from: Annotated[Text | None, DETAIL] = Field(
+        None, description="run or review folder whose labels.csv adds labels, and whose split is kept"
+    )
     val: Annotated[Text | None, BeforeValidator(_as_text), DETAIL] = Field(
         None, description="labeled images for validation: 50, 10%, 5/class, or 0 for none; a tenth when not given"
     )

@@ -17,6 +17,7 @@ from csda.config import PICTURES, PRESETS, RunConfig, resolve
 from csda.cross_fitting import cross_fit
 from csda.data import recognise
 from csda.data.prepared import prepare_data
+from csda.data.reviewed import read_review
 from csda.data.splits import Budget
 from csda.distributed import Ranks, joined_ranks
 from csda.engine import choose_device, using
@@ -39,6 +40,15 @@ KINDS = {
 """What the images of a source show."""
 
 
+OF_THE_DATA = frozenset(
+    {
+        "data", "source", "split", "image_column", "label_column", "group_column", "split_column", "split_by",
+        "split_seed", "labels", "val", "uncertain", "max_unreadable", "seed",
+    }
+)  # fmt: skip
+"""Settings that say which images there are, and how they are divided."""
+
+
 def train(
     data: str | Path | None = None,
     *,
@@ -49,6 +59,7 @@ def train(
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
+    labels_from: str | Path | None = None,
     verbose: bool = False,
     reporter: Reporter | None = None,
 ) -> Run:
@@ -56,7 +67,9 @@ def train(
 
     `data` is a folder of images, or None for the drawn set `synthetic`; `settings` are further settings by name, as
     `--set` takes them. Nothing is printed unless `verbose` or a `reporter` asks for it. With `resume`, a run that was
-    interrupted goes on where its last epoch ended. Processes that `torchrun` started train one run together.
+    interrupted continues where its last epoch ended. With `labels_from`, a run or the review of a folder, the labels
+    that were decided on there are added; what is not chosen here is as it was there, and validation and test images
+    stay the same. Processes that `torchrun` started train one run together.
     """
     choices = {"data": data, "method": method, "preset": preset, "labels": labels, "seed": seed}
     chosen = {
@@ -66,6 +79,9 @@ def train(
     if twice := chosen.keys() & settings.keys():
         raise ConfigError(f"{', '.join(sorted(twice))} is given twice, by itself and among the settings; keep one")
     chosen |= settings
+    if labels_from is not None:
+        before = {} if resume else _settings_of(Path(labels_from), chosen)
+        chosen = before | chosen | {"labels_from": str(labels_from)}
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     with joined_ranks() as ranks, _reporter_of(reporter, verbose, ranks) as reporter, ExitStack() as stack:
@@ -303,6 +319,18 @@ def update(trainer: Trainer, compute: Callable[..., StepOutput], *inputs: Tensor
     trainer.optimizer.step()
     trainer.follow()
     trainer.figures.add(output)
+
+
+def _settings_of(folder: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What a training with labels from a review keeps of what it was before.
+
+    A preset that is chosen now brings its own settings; the data stays.
+    """
+    if not (folder / "config.toml").is_file():
+        known = read_review(folder)
+        return {key: known[key] for key in ("data", "source") if known[key] is not None}
+    values = _flat(Run(folder).settings, chosen)
+    return {key: value for key, value in values.items() if key in OF_THE_DATA} if "preset" in chosen else values
 
 
 def _reporter_of(reporter: Reporter | None, verbose: bool, ranks: Ranks) -> Reporter:

@@ -6,6 +6,7 @@ import io
 import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import zlib
@@ -203,6 +204,61 @@ def test_wide_pixels_and_long_files_are_refused(tmp_path: Path) -> None:
         file.truncate((1 << 30) + 1)
     with pytest.raises(DataError, match=r"long\.csv has 1,073,741,825 bytes"):
         read_table(tmp_path / "long.csv")
+
+
+def bomb(kind: str, side: int) -> bytes:
+    """A small image whose header says that it is of this side."""
+    data, short, long = bytearray(image_bytes(kind)), struct.pack("<H", side), struct.pack("<I", side)
+    if kind == "PNG":
+        data[16:24] = struct.pack(">2I", side, side)
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    elif kind == "JPEG":
+        place = data.index(b"\xff\xc0")
+        data[place + 5 : place + 9] = struct.pack(">2H", side, side)
+    elif kind == "BMP":
+        data[18:26] = long * 2
+    elif kind == "GIF":
+        data[6:10] = short * 2
+        place = data.index(b",\0\0\0\0")
+        data[place + 5 : place + 9] = short * 2
+    elif kind == "WEBP":
+        file = io.BytesIO()
+        Image.fromarray(np.zeros((24, 20, 3), np.uint8)).save(file, "WEBP", lossless=True)
+        data = bytearray(file.getvalue())
+        data[21:25] = struct.pack("<I", (side - 1) | (side - 1) << 14)
+    else:
+        (entries,) = struct.unpack_from("<H", data, first := struct.unpack_from("<I", data, 4)[0])
+        for place in range(first + 2, first + 2 + 12 * entries, 12):
+            tag, form = struct.unpack_from("<2H", data, place)
+            if tag in (256, 257):
+                data[place + 8 : place + 12] = long if form == 4 else short + b"\0\0"
+    return bytes(data)
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from csda.data.decode import UnreadableError, read_image, unremarked
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with unremarked():
+    for name in sys.argv[1:]:
+        try:
+            read_image(Path(name), 32, 3)
+        except UnreadableError as error:
+            print(error.reason)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_no_decoder_makes_room_for_what_a_header_says(tmp_path: Path) -> None:
+    kinds = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP")
+    for kind in kinds:
+        (tmp_path / kind).write_bytes(bomb(kind, 8_000))
+    names = [str(tmp_path / kind) for kind in kinds]
+    ended = subprocess.run([sys.executable, "-c", PEAK, *names], capture_output=True, text=True, check=True)
+    *reasons, grown = ended.stdout.splitlines()
+    assert [reason.partition("pixels")[0] for reason in reasons] == ["has 8000×8000 "] * len(kinds), reasons
+    assert int(grown) < 100  # MB; one of them decoded takes 192
 
 
 def test_a_tile_larger_than_its_image(tmp_path: Path) -> None:

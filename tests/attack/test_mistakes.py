@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +17,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from commands import Command, is_one_sentence
 from csda import runs, training
+from csda.data import content, load_dataset
+from csda.data.cache import digest
 from csda.data.decode import UnreadableError, read_image
-from csda.errors import CsdaError
+from csda.errors import CsdaError, DataError
+from csda.predict import load
 from csda.progress import Reporter
+from csda.research.ledger import ContentFinder
 from csda.runs import Run
+from csda.training import configure
 from tiny import arguments, train_tiny
 
 
@@ -180,3 +189,69 @@ def test_predictions_of_files_whose_names_are_not_utf8(
     assert (code, printed) == (0, f"1 predictions in {tmp_path}/\\udcff.csv\n")
     assert len(Path(out).read_text().splitlines()) == 2
     assert is_one_sentence(csda("predict", os.fsdecode(b"/\xff"), sound))
+
+
+KEYS = ("classes", "multi_label", "image_size", "channels", "backbone")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_missing_in_the_description_of_a_model(
+    key: str, csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path
+) -> None:
+    """Of a model that knows neither itself nor a manifest, as older ones do."""
+    folder = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    (folder / "manifest.json").unlink()
+    weights, description = Run(folder).read_weights()
+    model = json.loads(description["csda"])
+    del model[key], model["sha256"]
+    save_file(weights, folder / "model.safetensors", metadata={"csda": json.dumps(model)})
+    answer = csda("predict", folder, tiny_images / "rare" / "00.png")
+    assert is_one_sentence(answer), answer
+    assert f"{folder / 'model.safetensors'}: not a model of csda" in answer[2]
+
+
+def test_one_path_is_one_image(tiny_run: Run, tiny_images: Path) -> None:
+    image = tiny_images / "rare" / "00.png"
+    predictor = load(tiny_run.folder)
+    one = predictor.predict(str(image))
+    assert one.shape == (1, len(tiny_run.classes))
+    np.testing.assert_array_equal(one, predictor.predict([image]))
+    with pytest.raises(DataError, match=r"a\.png: does not exist"):
+        predictor.predict("a.png")
+
+
+def test_a_folder_one_level_too_high_is_judged_alike(csda: Command, tiny_images: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_images, tmp_path / "above" / "set")
+    expected = (
+        f"{tmp_path / 'above'}: all images with a label are in one class, set; "
+        f"did you mean the folder {tmp_path / 'above' / 'set'}?\n"
+    )
+    answer = csda("train", tmp_path / "above", "--out", tmp_path / "run")
+    assert is_one_sentence(answer)
+    assert answer[2] == f"csda: {expected}"
+    code, printed, _ = csda("data", "check", tmp_path / "above")
+    assert (code, printed) == (1, f"Would stop a training: {expected}")
+    assert csda("data", "check", tmp_path / "above" / "set")[0] == 0
+
+
+def test_a_table_is_of_the_contents_that_there_are(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing but the content of a file tells of a change, neither its size nor a time nor its inode."""
+    images = Path(shutil.copytree(tiny_images, tmp_path / "images"))
+    monkeypatch.setattr(content, "file_keys", lambda dataset: [digest(each.id.encode()) for each in dataset.records])
+    config = configure({"data": str(images)})
+    before = ContentFinder()(config)
+    shutil.copy(images / "rare" / "01.png", images / "rare" / "00.png")
+    assert content.content_digest(load_dataset(images)) == before["data"]  # what is remembered of it
+    assert ContentFinder()(config) != before
+
+
+@pytest.mark.parametrize(("words", "completion"), [("csda tr", "train"), ("csda data ", "check")])
+def test_the_shell_completes(words: str, completion: str) -> None:
+    asked = {"_CSDA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = "import sys; sys.argv = ['csda']; from csda.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == f"{completion}\n"

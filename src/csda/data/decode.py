@@ -20,6 +20,7 @@ What is decided here for everybody:
 from __future__ import annotations
 
 import io
+import logging
 import os
 import struct
 import warnings
@@ -70,6 +71,10 @@ GREY_WITHIN = 3
 FAULTS_OF_A_FILE = frozenset({None, ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG, EINVAL, ENXIO})
 """What an OSError says when one file is to blame: decoders give no number, and one that a damaged file sends to a place
 before its beginning gives EINVAL. A socket gives ENXIO."""
+
+
+# What Pillow logs of a damaged file would go to stderr without the file's name; it is raised as well.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class Header(NamedTuple):
@@ -141,6 +146,46 @@ def read_image(path: Path, size: int, channels: int, aspect: Aspect = "squash") 
         return _fit(image, size, channels, aspect)
     except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
         raise explain_failure(path, error) from error
+
+
+def read_picture(path: Path, size: int, window: tuple[float, float] | None = None) -> Image.Image:
+    """The image for the eye: its aspect ratio kept, its longer side at most `size`.
+
+    A `window` gives the grey values that become black and white, where the file has more than 256 of them; it is left
+    out for others.
+    """
+    try:
+        with _opened(path) as file:
+            image = _dicom_image(file, window) if _is_dicom(path, file) else _plain_image(file, size, window)
+        image = image if image.mode in ("L", "RGB") else image.convert("L" if image.mode in GREY_MODES else "RGB")
+        image.thumbnail((size, size), Image.Resampling.BILINEAR, reducing_gap=REDUCED / 2)
+        return image
+    except Exception as error:
+        raise explain_failure(path, error) from error
+
+
+def read_levels(path: Path) -> tuple[float, float] | None:
+    """The smallest and the largest grey value of a file with more than 256 of them: what a window can be laid on."""
+    try:
+        with _opened(path) as file:
+            if _is_dicom(path, file):
+                values, _ = _dicom_values(file)
+                return None if values.ndim == 3 else _range(values)
+            with Image.open(file, formats=FORMATS) as image:
+                _header(image)
+                return _range(np.asarray(image)) if _is_deep(image) else None
+    except Exception as error:
+        raise explain_failure(path, error) from error
+
+
+def _range(values: npt.NDArray[Any]) -> tuple[float, float] | None:
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    return (low, high) if low < high else None
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether the grey values have more than eight bits."""
+    return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
 def fit_image(image: Image.Image, size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
@@ -285,7 +330,7 @@ def _header(image: Image.Image) -> Header:
     return Header(image.format or "", image.width, image.height, grey)
 
 
-def _plain_image(file: BinaryIO, size: int) -> Image.Image:
+def _plain_image(file: BinaryIO, size: int, window: tuple[float, float] | None = None) -> Image.Image:
     with Image.open(file, formats=FORMATS) as image:
         _header(image)
         # A JPEG can be decoded at half its size or less; twice the wanted size leaves the filter enough to work on.
@@ -294,12 +339,14 @@ def _plain_image(file: BinaryIO, size: int) -> Image.Image:
             _silence_libtiff()
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
+        if window is not None and _is_deep(image):
+            return Image.fromarray(_stretch(np.nan_to_num(np.asarray(image)), *window))
         return _flatten(image)
 
 
 def _flatten(image: Image.Image) -> Image.Image:
     """Eight bits a channel, and transparent pixels on black."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+    if _is_deep(image):
         return Image.fromarray(_to_bytes(np.asarray(image)))
     if image.has_transparency_data:
         return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image.convert("RGBA"))
@@ -401,7 +448,8 @@ def _frame_size(frame: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _dicom_image(file: BinaryIO) -> Image.Image:
+def _dicom_values(file: BinaryIO) -> tuple[npt.NDArray[Any], Any]:
+    """Colours [H, W, 3] or grey values [H, W] after the modality transform, and the data set."""
     dicom = _read_dicom(file)
     from pydicom.pixels.processing import apply_modality_lut
     from pydicom.pixels.utils import pixel_array
@@ -412,12 +460,19 @@ def _dicom_image(file: BinaryIO) -> Image.Image:
     if dicom.PhotometricInterpretation == "PALETTE COLOR":
         values = np.stack([_palette(values, dicom, color) for color in ("Red", "Green", "Blue")], axis=-1)
     if values.ndim == 3:
-        return Image.fromarray(values if values.dtype == np.uint8 else _stretch(values, 0, np.iinfo(values.dtype).max))
+        return values, dicom
     if dicom.get("ModalityLUTSequence"):
-        values = _look_up(values, dicom, dicom.ModalityLUTSequence[0])
-    else:
-        values = apply_modality_lut(values, dicom)
-    if "WindowCenter" in dicom and "WindowWidth" in dicom:
+        return _look_up(values, dicom, dicom.ModalityLUTSequence[0]), dicom
+    return apply_modality_lut(values, dicom), dicom
+
+
+def _dicom_image(file: BinaryIO, window: tuple[float, float] | None = None) -> Image.Image:
+    values, dicom = _dicom_values(file)
+    if values.ndim == 3:
+        return Image.fromarray(values if values.dtype == np.uint8 else _stretch(values, 0, np.iinfo(values.dtype).max))
+    if window is not None:
+        grey = _stretch(values, *window)
+    elif "WindowCenter" in dicom and "WindowWidth" in dicom:
         grey = _window(values, dicom)
     elif dicom.get("VOILUTSequence"):
         table = dicom.VOILUTSequence[0]

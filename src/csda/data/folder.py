@@ -10,6 +10,7 @@ Three layouts:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from csda.data.csv_files import JOIN, NONE_PRESENT, Table, clean_names, enter, read_table
@@ -62,6 +63,15 @@ def load(
         way_out = f"did you mean the folder {tree.root / below.rpartition('/')[0]}?" if deep else "add another class"
         raise DataError(f"{tree.root}: all images with a label are in one class, {dataset.classes[0]}; {way_out}")
     return dataset
+
+
+def load_unlabeled(root: Path, classes: Sequence[str]) -> Dataset:
+    """The images below a folder without any label, for classes that are named; folders and tables mean nothing."""
+    tree = scan_images(root)
+    if not tree.images:
+        raise DataError(f"{tree.root} holds no images; JPEG, PNG, TIFF, BMP, WebP and DICOM files are looked for")
+    records = tuple(Record(image, tree.root / image, None) for image in tree.images)
+    return Dataset("folder", tuple(classes), records, root=tree.root, remarks=_remarks(tree))
 
 
 # --- one folder per class ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,9 @@ from csda.config import RunConfig
 from csda.data import load_dataset, split_dataset
 from csda.data.content import content_digest, hash_contents
 from csda.data.duplicates import remark_duplicates
+from csda.data.folder import load_unlabeled
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
+from csda.data.reviewed import REVIEW_FILE, decided_dataset, decided_split, has_split, read_review, relabel
 from csda.data.splits import Begun, leave_out, list_split, move_to_labeled, restore_split
 from csda.data.store import open_pixels
 from csda.errors import DataError
@@ -56,7 +59,7 @@ def prepare_data(
     require_same(digest, f"{config.data}: images, labels or groups")
     # The split is drawn over all records, so that a file which cannot be read changes nothing for the others.
     if begun is not None:
-        split = restore_split(begun, dataset)
+        split = restore_split(begun, relabel(dataset, begun.split, begun.path) if config.labels_from else dataset)
     else:
         split = split_configured(dataset, config)
         if upper_bound:
@@ -87,7 +90,11 @@ def prepare_data(
 
 
 def load_configured(config: RunConfig) -> Dataset:
-    """What is known of the images that a configuration names."""
+    """What is known of the images that a configuration names, without the labels that a review added."""
+    if config.labels_from is not None and not has_split(review := Path(config.labels_from)):
+        classes = read_review(review)["classes"] if (review / REVIEW_FILE).is_file() else None
+        if classes is not None:
+            return load_unlabeled(Path(config.data), classes)
     return load_dataset(
         config.data,
         config.source,
@@ -103,7 +110,11 @@ def load_configured(config: RunConfig) -> Dataset:
 
 
 def split_configured(dataset: Dataset, config: RunConfig) -> Split:
-    """The set divided as a configuration says."""
+    """The set divided as a configuration says, or as the run that it takes labels from was."""
+    if config.labels_from is not None:
+        if has_split(review := Path(config.labels_from)):
+            return decided_split(dataset, review)
+        dataset = decided_dataset(dataset, review)
     seed = config.seed if config.split_seed is None else config.split_seed
     return split_dataset(
         dataset, split=config.split, labels=config.labels, by=config.split_by, seed=seed, val=config.val

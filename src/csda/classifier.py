@@ -1,0 +1,230 @@
+"""The methods of csda with the habits of scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from csda.config import PRESETS
+from csda.data.decode import fit_array, read_image
+from csda.data.prepared import PreparedData
+from csda.data.records import Dataset, Record, Split
+from csda.engine import choose_device, using
+from csda.errors import CsdaError
+from csda.features import Extractor, Features
+from csda.methods import METHODS
+from csda.models.feature_encoder import Standardize, fold
+from csda.models.weights import read_weights
+from csda.trainer import Trainer
+from csda.training import configure, update
+
+Array = npt.NDArray[Any]
+
+IMAGES_AT_A_TIME = 256
+
+
+class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A linear classifier on features that learns from labeled and unlabeled samples.
+
+    `fit(X, y)` takes `y = -1` for samples without a label, as scikit-learn's `SelfTrainingClassifier` does. X are
+    feature vectors [N, W], or images, as an array [N, H, W, C] or paths, whose features a pretrained network computes
+    (`csda[pretrained]`). Where all samples have labels it is logistic regression. Class frequencies are left out of the
+    predictions, so that rare classes are found; this costs accuracy where one class is most of the data.
+
+    Args:
+        method: one of `csda methods` that trains a head on features.
+        epochs: passes of `steps_per_epoch` steps.
+        steps_per_epoch: steps of each.
+        image_size: pixels of a side that images are resized to.
+        device: auto, cpu or cuda.
+        random_state: seed of the training.
+        settings: further settings of the preset `features` by name.
+
+    Attributes:
+        classes_: the classes, sorted.
+        coef_: weights [n, W] for features as they are given.
+        intercept_: biases [n].
+        n_features_in_: features of a sample.
+    """
+
+    def __init__(
+        self,
+        method: str = "csda",
+        *,
+        epochs: int = 10,
+        steps_per_epoch: int = 40,
+        image_size: int = 160,
+        device: str = "auto",
+        random_state: int = 0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.method = method
+        self.epochs = epochs
+        self.steps_per_epoch = steps_per_epoch
+        self.image_size = image_size
+        self.device = device
+        self.random_state = random_state
+        self.settings = settings
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn from samples whose label is in y, and from those where y is −1."""
+        images = _are_images(X)
+        if images:
+            values = self._features(X)
+            labels = column_or_1d(y, warn=True)
+            if len(values) != len(labels):
+                raise ValueError(f"X has {len(values)} images and y has {len(labels)} labels; give one for each")
+            self.n_features_in_ = values.shape[1]
+        else:
+            values, labels = validate_data(self, X, y, dtype=np.float64)
+        unlabeled = _unlabeled(labels)
+        known = labels[~unlabeled]
+        if not len(known):
+            raise ValueError("y has no label, only -1; label some samples")
+        check_classification_targets(known)
+        self.classes_, targets = np.unique(known, return_inverse=True)
+        self.of_images_ = images
+        if len(self.classes_) == 1:
+            self.coef_ = np.zeros((1, values.shape[1]))
+            self.intercept_ = np.zeros(1)
+        else:
+            self.coef_, self.intercept_ = self._learn(values, unlabeled, targets)
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """Logits [N, n]; of two classes, as scikit-learn has it, the difference [N]."""
+        logits = self._logits(X)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities [N, n] in the order of `classes_`."""
+        logits = self._logits(X)
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class of each sample."""
+        best = self._logits(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+    def _logits(self, X: Any) -> Array:
+        check_is_fitted(self)
+        if _are_images(X):
+            values = self._features(X)
+            if values.shape[1] != self.n_features_in_:
+                raise ValueError("X are images, and the classifier was fitted to feature vectors; give these")
+        else:
+            values = validate_data(self, X, dtype=np.float64, reset=False)
+        return np.asarray(values @ self.coef_.T + self.intercept_)
+
+    def _learn(self, values: Array, unlabeled: Array, targets: Array) -> tuple[Array, Array]:
+        """The head that the method learns, for features as they are."""
+        method = self.method if unlabeled.any() else "linear-probe"
+        chosen = {
+            "preset": "features",
+            "method": method,
+            "epochs": self.epochs,
+            "steps_per_epoch": self.steps_per_epoch,
+            "seed": int(self.random_state),
+            "device": self.device,
+            **(self.settings or {}),
+        }
+        own = METHODS["linear-probe"].settings.model_fields.keys() if method != self.method else None
+        if own is not None:  # settings of a method that there is nothing to do for
+            common = configure({"preset": "features", "method": method}).model_dump().keys()
+            chosen = {name: value for name, value in chosen.items() if name in common | own}
+        try:
+            config = configure(chosen)
+            data, features = _as_data(values, unlabeled, targets, len(self.classes_))
+            with using(choose_device(config.device), "float32", config.time_kernels):
+                trainer = Trainer(config, data, features=features)
+                _train_head(trainer)
+        except CsdaError as error:
+            raise ValueError(str(error)) from None
+        standardize, layer = trainer.model.student[0], trainer.predicting.head[-1]
+        assert isinstance(standardize, Standardize)
+        assert isinstance(layer, torch.nn.Linear)
+        weight, bias = fold(standardize, layer.weight.detach().double(), layer.bias.detach().double())
+        return weight.cpu().numpy(), bias.cpu().numpy()
+
+    def _features(self, X: Any) -> Array:
+        extractor = _extractor(self.image_size, self.device)
+        found = [
+            extractor(np.stack([_pixels(image, self.image_size) for image in X[start : start + IMAGES_AT_A_TIME]]))
+            for start in range(0, len(X), IMAGES_AT_A_TIME)
+        ]
+        if not found:
+            raise ValueError("X has no images; give some")
+        return np.concatenate(found).astype(np.float64)
+
+
+def _are_images(X: Any) -> bool:
+    """Whether samples are paths, or an array [N, H, W, C]."""
+    if isinstance(X, np.ndarray) and X.dtype.kind not in "OUS":
+        return X.ndim == 4
+    return isinstance(X, Sequence | np.ndarray) and len(X) > 0 and all(isinstance(each, str | Path) for each in X)
+
+
+def _unlabeled(labels: Array) -> npt.NDArray[np.bool_]:
+    """Where labels are −1; among texts, in an array of objects, the number."""
+    if labels.dtype.kind == "O":
+        return np.array([isinstance(label, int | np.integer) and label == -1 for label in labels], dtype=bool)
+    return np.asarray(labels == -1) if labels.dtype.kind in "iuf" else np.zeros(len(labels), dtype=bool)
+
+
+def _pixels(image: Any, size: int) -> Array:
+    try:
+        if isinstance(image, str | Path):
+            return read_image(Path(image), size, 3)
+        return fit_array(np.asarray(image), size, 3)
+    except CsdaError as error:
+        raise ValueError(str(error)) from None
+
+
+@lru_cache(maxsize=2)
+def _extractor(image_size: int, device: str) -> Extractor:
+    """The pretrained network of the preset `features`, built once; no classifier holds it, so that these stay small."""
+    backbone = PRESETS["features"].run["backbone"]
+    weights = read_weights(backbone, True, None)
+    assert weights is not None
+    return Extractor(backbone, image_size, 3, weights, choose_device(device), "float32", 256)
+
+
+def _as_data(values: Array, unlabeled: Array, targets: Array, classes: int) -> tuple[PreparedData, Features]:
+    """Feature vectors as a training takes them. The labeled ones stand in for test images, which nobody looks at."""
+    labels: list[int | None] = [None] * len(values)
+    for row, target in zip(np.flatnonzero(~unlabeled).tolist(), targets.tolist(), strict=True):
+        labels[row] = target
+    records = tuple(Record(str(row), None, label) for row, label in enumerate(labels))
+    labeled = tuple(record for record in records if record.label is not None)
+    split = Split(labeled, tuple(record for record in records if record.label is None), (), labeled, {})
+    dataset = Dataset("arrays", tuple(map(str, range(classes))), records)
+    pixels = np.zeros((len(values), 1, 1, 3), np.uint8)
+    features = Features(np.ascontiguousarray(values, dtype=np.float32), {}, "")
+    return PreparedData(dataset, pixels, split, (), ""), features
+
+
+def _train_head(trainer: Trainer) -> None:
+    """The steps of `csda.training.fit`, with nothing evaluated or written."""
+    config, parts, method, engine = trainer.config, trainer.parts, trainer.method, trainer.engine
+    for epoch in range(1, config.epochs + 1):
+        warming_up = epoch <= config.warm_up_epochs
+        compute = trainer.warm_up if warming_up else trainer.step
+        trainer.begin_epoch(epoch)
+        for inputs in trainer.sample(epoch, labels_only=warming_up):
+            engine.run(update, trainer, compute, *inputs)
+        trainer.end_epoch(epoch)
+        with engine.arithmetic(), torch.no_grad():
+            if epoch == config.warm_up_epochs:
+                method.begin(trainer.model, parts.labeled, parts.unlabeled)
+            elif not warming_up:
+                method.end_epoch(trainer.model, parts.labeled, parts.unlabeled)

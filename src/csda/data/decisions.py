@@ -1,0 +1,258 @@
+"""labels.csv: what people decided on images, as a file that only grows.
+
+A decision is a line. It is synced to disk before anybody is told that it is kept. Nothing is ever changed: a later
+decision on an image counts in place of an earlier one, and to undo is a further line that names the one it takes back.
+A line that a crash has cut off was never confirmed; it is removed when the file is next opened for writing, and passed
+over when it is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from csda.data.csv_files import UNFIT_CHARACTERS
+from csda.data.regular import open_regular
+from csda.errors import DataError, RunError, explained
+
+FILE = "labels.csv"
+
+Action = Literal["label", "skip", "flag", "undo"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+
+
+class Decision(NamedTuple):
+    """A line of labels.csv.
+
+    `label` is text as in split.csv, empty unless the action is `label`; `undoes` is the number of the line that an
+    `undo` takes back. `said` and `confidence` are what the model said of the image then, and `audit` is yes where the
+    image had been drawn at random rather than picked. Lines of one keystroke have one `batch`, the number of its first.
+    """
+
+    number: int
+    batch: int
+    image: str
+    action: Action
+    label: str
+    undoes: str
+    who: str
+    when: str
+    said: str
+    confidence: str
+    audit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is new in a decision; the log adds number, batch and time."""
+
+    image: str
+    action: Action
+    label: str = ""
+    undoes: int | None = None
+    said: str = ""
+    confidence: float | None = None
+    audit: bool = False
+
+
+HEADER = ",".join(Decision._fields) + "\n"
+
+
+class Ledger:
+    """Decisions in order, and what counts of them now."""
+
+    def __init__(self, decisions: Iterable[Decision] = ()) -> None:
+        self.decisions: list[Decision] = []
+        self._of_image: dict[str, list[int]] = {}
+        self._undone: set[int] = set()
+        for decision in decisions:
+            self.add(decision)
+
+    def add(self, decision: Decision) -> None:
+        self.decisions.append(decision)
+        if decision.action == "undo":
+            self._undone.add(int(decision.undoes))
+        else:
+            self._of_image.setdefault(decision.image, []).append(decision.number)
+
+    def current(self, image: str) -> Decision | None:
+        """The latest decision on an image that was not taken back."""
+        for number in reversed(self._of_image.get(image, ())):
+            if number not in self._undone:
+                return self.decisions[number - 1]
+        return None
+
+    def count(self, image: str) -> int:
+        """Decisions that were ever made on an image."""
+        return len(self._of_image.get(image, ()))
+
+    def all_current(self) -> dict[str, Decision]:
+        """The decision that counts for each image that has one."""
+        found = ((image, self.current(image)) for image in self._of_image)
+        return {image: decision for image, decision in found if decision is not None}
+
+    def last_batch(self) -> list[Decision]:
+        """The decisions of the latest keystroke that was not taken back: what undo means."""
+        for decision in reversed(self.decisions):
+            if decision.action != "undo" and decision.number not in self._undone:
+                together = self.decisions[decision.batch - 1 : decision.number]
+                return [each for each in together if each.action != "undo" and each.number not in self._undone]
+        return []
+
+    def tally(self) -> Counter[str]:
+        """How many images have each label now."""
+        return Counter(each.label for each in self.all_current().values() if each.action == "label")
+
+
+class DecisionLog(Ledger):
+    """labels.csv, held open for writing by one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        with explained(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        try:
+            self._lock()
+            decisions, whole = _parse(self.path)
+            with explained(self.path):
+                if os.fstat(self._file).st_size > whole:
+                    os.ftruncate(self._file, whole)
+                if whole == 0:
+                    self._write(HEADER.encode())
+                os.fsync(self._file)
+                _sync_folder(folder)
+        except BaseException:
+            os.close(self._file)
+            raise
+        super().__init__(decisions)
+
+    def append(self, entries: Sequence[Entry], who: str = "") -> list[Decision]:
+        """Keep decisions that were made together; they are on the disk when this returns, or none of them is."""
+        first = len(self.decisions) + 1
+        when = datetime.now(UTC).isoformat(timespec="milliseconds")
+        decisions = [
+            Decision(
+                number,
+                first,
+                entry.image,
+                entry.action,
+                entry.label,
+                "" if entry.undoes is None else str(entry.undoes),
+                who,
+                when,
+                entry.said,
+                "" if entry.confidence is None else f"{entry.confidence:.4f}",
+                "yes" if entry.audit else "",
+            )
+            for number, entry in enumerate(entries, start=first)
+        ]
+        buffer = io.StringIO(newline="")
+        csv.writer(buffer, lineterminator="\n").writerows(decisions)
+        content = buffer.getvalue().encode()
+        if content.count(b"\n") != len(decisions):
+            raise DataError("a name or a label holds a line break, which labels.csv cannot keep")
+        before = os.fstat(self._file).st_size
+        with explained(self.path):
+            try:
+                self._write(content)
+                os.fsync(self._file)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._file, before)
+                raise
+        for decision in decisions:
+            self.add(decision)
+        return decisions
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _write(self, content: bytes) -> None:
+        while content:
+            content = content[os.write(self._file, content) :]
+
+    def _lock(self) -> None:
+        with suppress(ImportError):
+            import fcntl
+
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path}: another `csda review` writes it; use that one, or stop it") from None
+
+
+def read_decisions(folder: Path) -> Ledger:
+    """What labels.csv in a folder says; a line that is still being written does not count."""
+    path = folder / FILE
+    if not path.is_file():
+        raise RunError(f"{path}: there is none; `csda review {folder}` makes it")
+    return Ledger(_parse(path)[0])
+
+
+def labels_of(decisions: Mapping[str, Decision]) -> dict[str, str]:
+    """The label text of each image that got one."""
+    return {image: each.label for image, each in decisions.items() if each.action == "label"}
+
+
+def _parse(path: Path) -> tuple[list[Decision], int]:
+    """The decisions of a file, and the bytes up to the end of its last whole line."""
+    try:
+        with open_regular(path) as file:
+            raw = file.readall()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    whole = raw.rfind(b"\n") + 1
+    try:
+        text = raw[:whole].decode()
+    except UnicodeDecodeError as error:
+        row = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, row {row}: not UTF-8; restore the file") from None
+    if text and not text.startswith(HEADER):
+        raise DataError(f"{path}, row 1: not the columns of a file of decisions; rename the file, or restore it")
+    decisions: list[Decision] = []
+    for row, line in enumerate(text.split("\n")[1:-1], start=2):
+        decisions.append(_parse_line(f"{path}, row {row}", line, len(decisions) + 1))
+    return decisions, whole
+
+
+def _parse_line(where: str, line: str, number: int) -> Decision:
+    try:
+        (cells,) = csv.reader([line], strict=True)
+    except (csv.Error, ValueError):
+        cells = []
+    if len(cells) != len(Decision._fields) or cells[0] != str(number):
+        raise DataError(f"{where}: not decision {number}; the file only ever grows: restore it")
+    decision = Decision(number, *_natural(cells[1], where), *cells[2:])  # type: ignore[arg-type]
+    earlier = _natural(decision.undoes, where) if decision.undoes else ()
+    if (
+        decision.action not in ACTIONS
+        or not 1 <= decision.batch <= number
+        or (decision.action == "undo") != bool(earlier)
+        or any(each >= number for each in earlier)
+        or UNFIT_CHARACTERS.search(line)
+    ):
+        raise DataError(f"{where}: no decision that `csda review` writes; restore the file")
+    return decision
+
+
+def _natural(text: str, where: str) -> tuple[int]:
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise DataError(f"{where}: {text!r} is no number of a decision; restore the file")
+    return (int(text),)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

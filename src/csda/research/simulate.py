@@ -1,0 +1,274 @@
+"""Does it help? The loop of the review page, replayed on images whose labels are known.
+
+Some labels are drawn, a probe is learned on frozen features, the page's order says which images come next, their labels
+are looked up, and so on. Each order begins with the same labels, and is scored on the same test images. How strongly
+the probe is regularised is chosen by cross-validation on the first labels of a seed and kept.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from csda import metrics
+from csda.config import RunConfig
+from csda.data.prepared import PreparedData, prepare_data
+from csda.errors import explained
+from csda.features import open_features
+from csda.models.weights import read_weights
+from csda.progress import Reporter
+from csda.report.figures import PALETTE, STYLE
+from csda.review.learning import Learned, align, learn, learn_again, leave_out
+from csda.review.ordering import ORDERS as MEANINGS
+from csda.review.ordering import Pool, audit_order, interleave, rank
+from csda.runs import describe_environment, write_csv, write_whole
+from csda.training import configure
+
+ORDERS = ("random", "mix", "uncertainty", "disagreement", "rare", "diversity")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many labels to begin with, how many more at a time, up to how many."""
+
+    first: int = 200
+    step: int = 100
+    most: int = 800
+
+
+def simulate(
+    data: str, plan: Plan, seeds: Sequence[int], orders: Sequence[str] = ORDERS, reporter: Reporter | None = None
+) -> Iterator[dict[str, Any]]:
+    """A row for each seed, order and number of labels: AUC, MCA, and the labels that the rarest class has."""
+    reporter = reporter or Reporter()
+    for seed in seeds:
+        config = configure(
+            {"data": data, "preset": "features", "method": "linear-probe", "labels": str(plan.first), "seed": seed}
+        )
+        prepared = prepare_data(config, reporter)
+        features = _features(config, prepared, reporter)
+        begun: dict[int, dict[str, Any]] = {}
+        for order in orders:
+            yield from _replay(prepared, features, plan, seed, order, begun)
+
+
+FIGURES = ("mca", "auc")
+
+
+def write_simulation(rows: Sequence[Mapping[str, Any]], plan: Plan, data: str, command: str, out: Path) -> Path:
+    """steps.csv with all rows, summary.csv, figure.svg, meta.json and page.md in a folder; gives the page."""
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    columns = ("order", "seed", "labels", "mca", "auc", "rarest")
+    write_csv(out / "steps.csv", columns, [[_short(row[name]) for name in columns] for row in rows])
+    lines = summarise(rows)
+    write_csv(out / "summary.csv", list(lines[0]), [[_short(value) for value in line.values()] for line in lines])
+    write_whole(out / "figure.svg", _draw(rows))
+    environment = describe_environment()
+    meta = {
+        "command": command,
+        "date": environment["started"][:10],
+        "commit": environment["commit"],
+        "platform": environment["platform"],
+        "data": Path(data).name,
+        "first": plan.first,
+        "step": plan.step,
+        "most": plan.most,
+        "seeds": sorted({row["seed"] for row in rows}),
+        "preset": "features",
+        "method": "linear-probe",
+    }
+    write_whole(out / "meta.json", json.dumps(meta, indent=1) + "\n")
+    return write_whole(out / "page.md", _page(lines, meta))
+
+
+def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A line an order: MCA and AUC with all labels and as a mean over the steps after the first, and how far it is
+    ahead of random order by that mean, with the 95 % interval over seeds."""
+    seeds = sorted({row["seed"] for row in rows})
+    first, most = min(row["labels"] for row in rows), max(row["labels"] for row in rows)
+    table = {(row["order"], row["seed"], row["labels"]): row for row in rows}
+    steps = sorted({row["labels"] for row in rows} - {first})
+
+    def over_steps(order: str, name: str) -> npt.NDArray[np.float64]:
+        return np.array([np.mean([table[order, seed, labels][name] for labels in steps]) for seed in seeds])
+
+    lines = []
+    for order in dict.fromkeys(row["order"] for row in rows):
+        line: dict[str, Any] = {"order": order, "seeds": len(seeds), "labels": most}
+        for name in FIGURES:
+            line[f"{name}_last"] = float(np.mean([table[order, seed, most][name] for seed in seeds]))
+            line[f"{name}_mean"] = float(over_steps(order, name).mean())
+            gaps = over_steps(order, name) - over_steps("random", name)
+            low, high = metrics.paired_interval(gaps)
+            line |= {f"{name}_gap": float(gaps.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
+        line["rarest_last"] = float(np.mean([table[order, seed, most]["rarest"] for seed in seeds]))
+        lines.append(line)
+    return lines
+
+
+def _page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
+    def points(line: Mapping[str, Any], name: str) -> str:
+        if line["order"] == "random":
+            return "–"
+        gap, low, high = (f"{100 * line[f'{name}_{part}']:+.1f}".replace("-", "−") for part in ("gap", "low", "high"))
+        return f"{gap} [{low}, {high}]"
+
+    table = "\n".join(
+        f"| {line['order']} | {line['mca_mean']:.3f} | {points(line, 'mca')} | {line['mca_last']:.3f} | "
+        f"{line['auc_mean']:.3f} | {points(line, 'auc')} | {line['rarest_last']:.1f} |"
+        for line in lines
+    )
+    orders = "\n".join(f"- {line['order']}: {MEANINGS[line['order']]}" for line in lines)
+    head = (
+        "order", "MCA, mean over the steps", "ahead of random, points", f"MCA with {meta['most']}",
+        "AUC, mean", "ahead, points", "labels of the rarest class",
+    )  # fmt: skip
+    return f"""# Which image to label next
+
+`{meta["command"]}`, {meta["date"]}, commit {meta["commit"]}.
+
+The loop of the review page on {meta["data"]}, whose labels are known: {meta["first"]} drawn labels, then
+{meta["step"]} more at a time up to {meta["most"]}, {len(meta["seeds"])} seeds, each with its own split. What is learned
+is a linear probe on the frozen features of the preset `features`; its regularisation is chosen on the first labels of a
+seed and kept. As on the page, one image in five is drawn at random whatever the order is. Scores are on the test images
+of the split.
+
+| {" | ".join(head)} |
+|{"---|" * len(head)}
+{table}
+
+Intervals are 95 % bootstrap intervals over the {len(meta["seeds"])} seeds, which are few: they are too narrow rather
+than too wide.
+
+{orders}
+
+![MCA against labels](figure.svg)
+"""
+
+
+def _draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """MCA against the number of labels, a line an order, as SVG."""
+    import matplotlib
+
+    colours = [PALETTE[name] for name in ("grey", "blue", "vermilion", "green", "pink", "amber")]
+    labels = sorted({row["labels"] for row in rows})
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "review"}):
+        figure = Figure(figsize=(7.4, 4.2), layout="constrained", facecolor=PALETTE["paper"])
+        axes = figure.add_subplot()
+        for order, colour in zip(dict.fromkeys(row["order"] for row in rows), colours, strict=False):
+            chosen = [row for row in rows if row["order"] == order]
+            means = [np.mean([row["mca"] for row in chosen if row["labels"] == at]) for at in labels]
+            wide = order in ("mix", "random")
+            axes.plot(labels, means, color=colour, label=order, linewidth=2.4 if wide else 1.3)
+        axes.set(xlabel="labels", ylabel="MCA on test images, mean over seeds")
+        axes.legend(frameon=False, ncols=2)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _features(config: RunConfig, prepared: PreparedData, reporter: Reporter) -> npt.NDArray[np.float32]:
+    import torch
+
+    weights = read_weights(config.backbone, config.pretrained, config.weights)
+    assert weights is not None
+    return open_features(config, prepared, weights, torch.device("cpu"), reporter).array
+
+
+def _replay(
+    prepared: PreparedData,
+    features: npt.NDArray[np.float32],
+    plan: Plan,
+    seed: int,
+    order: str,
+    begun: dict[int, dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """The loop by one order; what was learned from the first labels is the same for all, and kept in `begun`."""
+    dataset, split = prepared.dataset, prepared.split
+    place = {record.id: row for row, record in enumerate(dataset.records)}
+    labeled = [place[record.id] for record in split.labeled]
+    pool = [place[record.id] for record in split.unlabeled if record.id in split.truth]
+    test = np.array([place[record.id] for record in split.test])
+    training = np.array([*labeled, *pool])
+    num_classes = len(dataset.classes)
+    truth = prepared.encode(dataset.records)
+    groups = [record.group for record in dataset.records]
+    test_labels = truth[test]
+    rarest = int(np.bincount(truth[training], minlength=num_classes).argmin())
+    while True:
+        count = len(labeled)
+        if count == plan.first and begun:
+            known = begun[0]
+        else:
+            started = time.perf_counter()
+            own = np.array(labeled)
+            if begun:
+                learned = learn_again(begun[0]["learned"], features[own], truth[own])
+            else:
+                # Unlabeled images are known as well: features are standardised by all that there are.
+                rows = {row: position for position, row in enumerate(training.tolist())}
+                positions = np.array([rows[row] for row in labeled])
+                own_groups = [groups[row] for row in labeled]
+                learned = learn(features[training], positions, truth[own], num_classes, own_groups, seed)
+            probs = learned.predict(features[test])
+            known = {
+                "learned": learned,
+                "auc": metrics.auc(probs, test_labels),
+                "mca": metrics.mca(probs, test_labels),
+                "seconds": time.perf_counter() - started,
+            }
+            if count == plan.first:
+                begun[0] = known
+        rare = int((truth[labeled] == rarest).sum())
+        figures = {name: known[name] for name in ("auc", "mca", "seconds")}
+        yield {"order": order, "seed": seed, "labels": count, **figures, "rarest": rare}
+        wanted = min(plan.step, plan.most - count, len(pool))
+        if wanted <= 0:
+            return
+        chosen = _choose(order, known["learned"], features, labeled, pool, truth, groups, seed)[:wanted]
+        labeled += chosen
+        taken = set(chosen)
+        pool = [row for row in pool if row not in taken]
+
+
+def _choose(
+    order: str,
+    learned: Learned,
+    features: npt.NDArray[np.float32],
+    labeled: Sequence[int],
+    pool: Sequence[int],
+    truth: npt.NDArray[np.int64],
+    groups: Sequence[str | None],
+    seed: int,
+) -> list[int]:
+    """Rows of the pool as the page would show them, those drawn for the audit among them."""
+    own, labels = features[list(labeled)], truth[list(labeled)]
+    probs = learned.predict(features[list(pool)])
+    aligned = None
+    if order == "disagreement":
+        aligned = align(leave_out(learned, own, labels, [groups[row] for row in labeled], seed), labels, probs)
+    described = Pool(
+        [str(row) for row in pool],
+        probs,
+        np.bincount(labels, minlength=probs.shape[1]),
+        aligned=aligned,
+        features=features[list(pool)],
+        labeled_features=own,
+        seed=seed,
+    )
+    shown, _ = interleave(rank(order, described), audit_order([f"{seed} {name}" for name in described.names]))
+    return [pool[position] for position in shown]

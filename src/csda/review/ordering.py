@@ -1,0 +1,234 @@
+"""Which image to label next; NumPy only.
+
+N images, n classes. Scores are higher for images that help more. `probs` [N, n] are a distribution each, or one sigmoid
+a label in a multi-label set; `features` [N, W] are those of a frozen network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Positions = npt.NDArray[np.intp]
+
+AUDIT_EVERY = 5
+"""One image in so many is drawn at random, to judge the model by."""
+
+NEAR = 64
+"""Directions in which distances of features are taken."""
+
+SPREAD = 1000
+"""Images that are spread one by one; the others follow by their distance from what is labeled."""
+
+ORDERS = {
+    "suspicious": "given labels that the prediction contradicts most",
+    "mix": "uncertain ones that differ from each other and from what is labeled",
+    "uncertainty": "least certain first",
+    "disagreement": "where alignment changes the prediction most",
+    "rare": "rare classes first",
+    "diversity": "far from all that is labeled",
+    "confidence": "most certain first",
+    "random": "in random order",
+    "name": "by name",
+}
+"""Names of the orders, and what each puts first."""
+
+DEFAULTS = ("suspicious", "uncertainty", "diversity", "random")
+"""What a list begins with: the first of these that what is known allows. Of the orders by predictions this one is
+furthest ahead of random order in MCA in results/review; what to begin with before any label was not measured."""
+
+CANDIDATES = 500
+"""So many of the least certain images are spread by the mix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What is known of the images to choose from.
+
+    `aligned` are the probabilities after alignment, `counts` [n] the labels that each class has so far, and
+    `labeled_features` [M, W] the features of the images with a label. `given` are the labels that images came with, [N]
+    or 0/1 [N, n], and `probs` then are by models that had not seen them. What is not known is None.
+    """
+
+    names: Sequence[str]
+    probs: Array | None
+    counts: Array
+    multi_label: bool = False
+    aligned: Array | None = None
+    features: Array | None = None
+    labeled_features: Array | None = None
+    given: Array | None = None
+    seed: int = 0
+
+    def orders(self) -> list[str]:
+        """The orders that what is known allows."""
+        known = {"random", "name"}
+        if self.given is not None and self.probs is not None:
+            known.add("suspicious")
+        elif self.probs is not None:
+            known |= {"uncertainty", "rare", "confidence"} | ({"mix"} if self.features is not None else set())
+            if self.aligned is not None:
+                known.add("disagreement")
+        if self.features is not None:
+            known.add("diversity")
+        return [name for name in ORDERS if name in known]
+
+
+def rank(order: str, pool: Pool) -> Positions:
+    """Positions of the pool's images, those that help most first; ties in an order drawn by the seed."""
+    count = len(pool.names)
+    drawn = np.random.default_rng(pool.seed).permutation(count)
+    if order == "random":
+        return drawn
+    if order == "name":
+        return np.array(sorted(range(count), key=pool.names.__getitem__), dtype=np.intp)
+    if order == "diversity":
+        assert pool.features is not None
+        return spread(pool.features, pool.labeled_features, first=int(drawn[0]) if count else 0)
+    if order == "mix":
+        assert pool.features is not None
+        ranked = rank("uncertainty", pool)
+        few = ranked[:CANDIDATES]
+        return np.concatenate([few[spread(pool.features[few], pool.labeled_features)], ranked[CANDIDATES:]])
+    scores = score(order, pool)
+    return drawn[np.argsort(-scores[drawn], kind="stable")]
+
+
+def score(order: str, pool: Pool) -> Floats:
+    """How much each image of the pool helps, by one order [N]."""
+    assert pool.probs is not None
+    if order == "uncertainty":
+        return uncertainty(pool.probs, multi_label=pool.multi_label)
+    if order == "confidence":
+        return -uncertainty(pool.probs, multi_label=pool.multi_label)
+    if order == "suspicious":
+        assert pool.given is not None
+        return suspicion(pool.probs, pool.given)
+    if order == "rare":
+        return rarity(pool.probs, pool.counts)
+    assert order == "disagreement"
+    assert pool.aligned is not None
+    return disagreement(pool.probs, pool.aligned)
+
+
+def uncertainty(probs: Array, *, multi_label: bool = False) -> Floats:
+    """How near the two most probable classes are to each other, from 0 to 1 [N]; of several labels, the least certain.
+
+    A label is as good as certain at 0 and at 1, and most uncertain at 0.5.
+    """
+    probs = np.asarray(probs, dtype=np.float64)
+    if multi_label:
+        return np.asarray(1 - np.abs(2 * probs - 1).min(axis=1))
+    second, first = np.partition(probs, -2, axis=1)[:, -2:].T
+    return np.asarray(1 - (first - second))
+
+
+def disagreement(probs: Array, aligned: Array) -> Floats:
+    """Total variation between two predictions [N]: from 0 where they are the same to 1."""
+    return np.asarray(np.abs(np.asarray(probs, dtype=np.float64) - aligned).sum(axis=1) / 2)
+
+
+def rarity(probs: Array, counts: Array) -> Floats:
+    """Expected rarity [N]: the probabilities weighed by how few labels each class has."""
+    weights = 1 / (np.asarray(counts, dtype=np.float64) + 1)
+    return np.asarray(np.asarray(probs, dtype=np.float64) @ (weights / weights.max()))
+
+
+def suspicion(probs: Array, given: Array) -> Floats:
+    """How strongly predictions of models that had not seen an image contradict its label [N]; −2 where there are none.
+
+    As in confident learning (Northcutt et al., 2021) each class is measured by its own mean: by how much more another
+    class is above the mean that it reaches on its own images than the given class is.
+    """
+    probs = np.asarray(probs, dtype=np.float64)
+    known = np.asarray(np.isfinite(probs).all(axis=1))
+    result = np.full(len(probs), -2.0)
+    if given.ndim == 2:
+        result[known] = np.abs(given - probs)[known].max(axis=1)
+        return result
+    count = probs.shape[1]
+    own_class = np.zeros((len(probs), count), dtype=bool)
+    own_class[np.arange(len(probs)), given] = True
+    members = own_class & known[:, None]
+    means = np.array([probs[members[:, k], k].mean() if members[:, k].any() else 1.0 for k in range(count)])
+    above = probs - means
+    own = np.take_along_axis(above, given[:, None], axis=1)[:, 0]
+    others = np.where(own_class, -np.inf, above).max(axis=1)
+    result[known] = (others - own)[known]
+    return result
+
+
+def spread(features: Array, labeled: Array | None, first: int = 0, most: int = SPREAD) -> Positions:
+    """Farthest-first order: each image is the one farthest from all labeled ones and all before it.
+
+    After `most` images the others follow by that distance. Distances are taken along `NEAR` random directions.
+    """
+    points, known = _directions(features, labeled)
+    count = len(points)
+    nearest = np.full(count, np.inf, dtype=np.float32)
+    for start in range(0, len(known), 256):
+        block = known[start : start + 256]
+        squares = (points**2).sum(1)[:, None] - 2 * points @ block.T + (block**2).sum(1)[None]
+        np.minimum(nearest, squares.min(axis=1), out=nearest)
+    order: list[int] = []
+    taken = np.zeros(count, dtype=bool)
+    for _ in range(min(most, count)):
+        chosen = first if not order and not len(known) else int(np.where(taken, -np.inf, nearest).argmax())
+        order.append(chosen)
+        taken[chosen] = True
+        np.minimum(nearest, ((points - points[chosen]) ** 2).sum(axis=1), out=nearest)
+    (rest,) = np.nonzero(~taken)
+    return np.concatenate([np.array(order, dtype=np.intp), rest[np.argsort(-nearest[rest], kind="stable")]])
+
+
+def neighbours(features: Array, labeled: Array, count: int = 5) -> tuple[Positions, Floats]:
+    """Of one image's features [W], the nearest rows of `labeled` [M, W] by cosine, and their similarity."""
+    similarity = _unit(np.asarray(labeled, dtype=np.float64)) @ _unit(np.asarray(features, dtype=np.float64))
+    nearest = np.argsort(-similarity, kind="stable")[:count]
+    return nearest, similarity[nearest]
+
+
+def interleave(order: Positions, audit: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
+    """The images as they are shown, and which of them are audited.
+
+    `audit` is a random permutation of all images. Every `AUDIT_EVERY`-th image shown is the next of its beginning, and
+    these never come in another place: however far somebody gets, what was audited is a random sample of all images and
+    not of those that an order picked.
+    """
+    sample = audit[: len(audit) // AUDIT_EVERY]
+    held_back = np.zeros(len(order), dtype=bool)
+    held_back[sample] = True
+    picked = order[~held_back[order]]
+    audited = np.zeros(len(order), dtype=bool)
+    audited[AUDIT_EVERY - 1 :: AUDIT_EVERY] = True
+    shown = np.empty(len(order), dtype=np.intp)
+    shown[audited], shown[~audited] = sample, picked
+    return shown, audited
+
+
+def audit_order(names: Sequence[str]) -> Positions:
+    """A permutation that is the same whenever the same images are opened."""
+    digest = hashlib.blake2b("\n".join(names).encode("utf-8", "backslashreplace"), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest)).permutation(len(names))
+
+
+def _directions(features: Array, labeled: Array | None) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Both, of unit length and along a few random directions."""
+    width = features.shape[1]
+    known = np.empty((0, width), dtype=np.float32) if labeled is None else labeled
+    points, others = (_unit(np.asarray(part, dtype=np.float32)) for part in (features, known))
+    if width > NEAR:
+        along = np.random.default_rng(0).normal(size=(width, NEAR)).astype(np.float32) / np.sqrt(NEAR)
+        points, others = points @ along.astype(np.float32), others @ along.astype(np.float32)
+    return points, others
+
+
+def _unit(values: Array) -> Array:
+    return np.asarray(values / np.maximum(np.linalg.norm(values, axis=-1, keepdims=True), 1e-12))

