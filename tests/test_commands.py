@@ -68,6 +68,7 @@ SMALL = {
     "unlabeled_batch_size": "8",
     "threads": "1",
     "tensorboard": "false",
+    "thumbnails": "false",
     "lr_warm_up": "0",
 }
 WRITTEN: set[str] = set()
@@ -197,6 +198,7 @@ def test_the_commands_of_a_page_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("csda.report.write_report", lambda folder: folder / "report.html")  # `finished` has written one
     for command in _commands(page):
         if _elsewhere(command) is not None:
             continue

@@ -100,7 +100,7 @@ def align(probs: Tensor, labeled: Tensor, unlabeled: Tensor) -> Tensor:
     """Eq. (10). q̃ = Normalize(q ⊗ λ_i^x ⊘ λ_i^u) with i = argmax q.
 
     Args:
-        probs: q [B, n], one prediction a sample.
+        probs: q [B, n], one prediction per sample.
         labeled: λ^x [n, n].
         unlabeled: λ^u [n, n].
 
@@ -273,13 +273,13 @@ def queue_lengths(confidence: Tensor, capacity: int, gamma: float, minimum: int 
 
     A share that lies below an integer by less than a millionth of itself counts as that integer, so that rounding
     cannot cost a slot: three equal classes share nine slots as 3, 3, 3. The lengths still never exceed L together.
-    With a `minimum` each class has that many slots beforehand, and Eq. (15) divides the rest.
+    With a `minimum` each class has that many slots in advance, and Eq. (15) divides the rest.
 
     Args:
         confidence: c^x [n].
         capacity: L, less than half a million.
         gamma: γ; 0 makes all lengths equal, 1 proportional to the confidence.
-        minimum: slots that every class has in any case; the paper has none.
+        minimum: slots that every class has at least; the paper has none.
 
     Returns:
         int64 [n].

@@ -1,4 +1,4 @@
-"""The methods of csda with the habits of scikit-learn."""
+"""The methods of csda as a scikit-learn classifier."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _extractor(image_size: int, device: str) -> Extractor:
 
 
 def _as_data(values: Array, unlabeled: Array, targets: Array, classes: int) -> tuple[PreparedData, Features]:
-    """Feature vectors as a training takes them. The labeled ones stand in for test images, which nobody looks at."""
+    """Feature vectors as a training takes them. The labeled ones stand in for test images, which are not evaluated."""
     labels: list[int | None] = [None] * len(values)
     for row, target in zip(np.flatnonzero(~unlabeled).tolist(), targets.tolist(), strict=True):
         labels[row] = target

@@ -1,4 +1,4 @@
-"""Cross-fitting: what is predicted for labeled images by networks that have not learned from them.
+"""Cross-fitting: predictions on labeled images by networks that were not trained on them.
 
 A network memorises the labels that it learns from, so its predictions there say nothing of those on other images. The
 labeled images are divided into K folds, by group where groups are known, and each fold is predicted by a network that
@@ -37,7 +37,7 @@ COMPONENTS = 256
 def cross_fit(
     trainer: Trainer, weights: Mapping[str, Tensor] | None, update: Callable[..., None], reporter: Reporter
 ) -> None:
-    """Give the method the predictions by folds that it asks for. `weights` are those that the encoder begins with."""
+    """Compute the out-of-fold predictions that a method asks for. `weights` are those that the encoder starts from."""
     request = trainer.method.cross_fit
     if request is None:
         return

@@ -1,4 +1,4 @@
-"""What the model predicts on average, kept over the steps of a training by exponential moving averages, Eq. (11)."""
+"""Mean predictions of each class, kept by exponential moving averages, Eq. (11)."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class ClassMarginals(nn.Module):
     Args:
         num_classes: n.
         momentum: ω.
-        temperature: "adaptive" for Eq. (14), "unlabeled" for the same with c^u in the place of c^x, which grows as the
+        temperature: "adaptive" for Eq. (14), "unlabeled" for the same with c^u instead of c^x, which grows as the
             labels are memorised, or one number for every class; 1 switches tempering off.
             It applies when aligning and is never written back into `labeled`.
         temperature_floor: the least that Eq. (14) may give.
         condition: what row i of `labeled` is the mean over: labeled samples whose "label" is i, as in the paper, or
             whose "prediction" is i, as on the unlabeled side. With "truth" it is over the latter, too, and of their
-            labels in the place of predictions: how often a sample predicted as i is of class j. This says something
+            labels instead of predictions: how often a sample predicted as i is of class j. This says something
             where predictions are of samples that the model has not learned from.
         against: what λ^x is divided by: λ^u, from "unlabeled" samples, as in the paper, or the predictions on the
             "labeled" samples that make its rows. With the condition "truth" the latter divides what was observed by
@@ -192,7 +192,7 @@ class ClassMarginals(nn.Module):
         self.labeled.copy_(rows)
         self.labeled_predicted.copy_(predictions)
         self.labeled_numbers.copy_(numbers)
-        # λ^u is of predictions in any case.
+        # λ^u is always made of predictions.
         self.unlabeled.copy_(predictions if self.condition == "truth" else rows)
         for confidence in (self.labeled_confidence, self.unlabeled_confidence):
             confidence.copy_(own)
@@ -240,7 +240,7 @@ class ClassMarginals(nn.Module):
 
     @torch.no_grad()
     def align(self, probs: Tensor) -> Tensor:
-        """Eq. (10), with Normalize((λ_i^x)^T_i) in the place of λ_i^x, or what M makes of the unlabeled rows.
+        """Eq. (10), with Normalize((λ_i^x)^T_i) instead of λ_i^x, or what M makes of the unlabeled rows.
 
         Args:
             probs: q [B, n].

@@ -1,7 +1,7 @@
 """AUC, MCA, recalls, curves, calibration and their intervals; NumPy only.
 
 N images, n classes. Labels are class indices [N], or 0/1 [N, n] in a multi-label set, where probabilities are one
-sigmoid a label and a label is predicted at 0.5. Every metric takes `weights`, how often each image counts, with any
+sigmoid per label and a label is predicted at 0.5. Every metric takes `weights`, how often each image counts, with any
 leading axes: [S, N] gives the metric of S resamples at once. What cannot be computed, such as the AUC of a class
 that no image has, is NaN and is left out of means.
 """
@@ -312,7 +312,7 @@ def coverage_curve(confidence: Array, hits: Array) -> tuple[Floats, Floats]:
 
 
 def paired_interval(differences: Array, samples: int = 10000, seed: int = 0, level: float = 0.95) -> Floats:
-    """Percentile interval of the mean of paired differences, one a seed, under resampling of seeds: low and high."""
+    """Percentile interval of the mean of paired differences, one per seed, under resampling of seeds: low and high."""
     differences = np.asarray(differences, dtype=np.float64)
     draws = np.random.default_rng(seed).integers(len(differences), size=(samples, len(differences)))
     return _percentiles(differences[draws].mean(axis=1), level)

@@ -243,7 +243,7 @@ def _strong_basis(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_possible(config: RunConfig, ranks: Ranks) -> None:
-    """Refuse a device or a network that cannot be had, before images are decoded for it."""
+    """Refuse a device or a network that is not available, before images are decoded for it."""
     choose_device(config.device, ranks.local_rank)
     batches = {"batch_size": config.batch_size}
     if METHODS[config.method].uses_unlabeled:
@@ -350,7 +350,7 @@ def _reporter_of(reporter: Reporter | None, verbose: bool, ranks: Ranks) -> Repo
 def _open_folder(
     out: str | Path | None, chosen: Mapping[str, Any], resume: bool, stack: ExitStack
 ) -> tuple[Path, RunConfig, Run | None]:
-    """Hold the run folder, for the time of the stack, and only then look at it: the run to go on with, if any."""
+    """Hold the run folder, for the time of the stack, and only then look at it: the run to continue with, if any."""
     config = None if resume else configure(chosen)
     folder = Path(out) if out is not None else _hold_new_folder(config or configure(chosen), stack)
     if out is not None:
@@ -365,14 +365,14 @@ def _open_folder(
 
 
 def _first_weights(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
-    """What the encoder begins with if it is not random; a run that goes on has all in its checkpoint."""
+    """The weights that the encoder starts from, unless random; a resumed run has them in its checkpoint."""
     if run is not None and run.has_checkpoint and not config.frozen:
         return None
     return read_weights(config.backbone, config.pretrained, config.weights)
 
 
 def _require_same_weights(run: Run, digest: str) -> None:
-    """A run goes on with the frozen network that it began with."""
+    """A run continues with the frozen network that it began with."""
     if run.environment.get("weights_digest", digest) != digest:
         raise RunError(
             f"{run.folder}: begun with other weights of {run.settings.backbone}; restore them, or give another --out"

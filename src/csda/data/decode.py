@@ -57,7 +57,7 @@ IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm", ".dicom"}
 )
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP", "GIF")
-"""What Pillow may make of a file: others of its decoders start programs, or are hardly ever tried."""
+"""What Pillow may make of a file: others of its decoders start programs, or are rarely tried."""
 
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
@@ -87,7 +87,7 @@ class Header(NamedTuple):
 
 
 class UnreadableError(DataError):
-    """An image file that is missing, forbidden, damaged or of no use, with the reason; others may still be read."""
+    """An image file that is missing, forbidden, damaged or unusable, with the reason; others may still be read."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -229,7 +229,7 @@ def has_colour(path: Path, size: int) -> bool:
 
 
 def is_grey(pixels: Pixels) -> bool:
-    """Whether the channels of an image [H, W, C] are the same but for the rounding of a JPEG."""
+    """Whether the channels of an image [H, W, C] are the same except for the rounding of a JPEG."""
     return int(np.ptp(pixels, axis=-1).max()) <= GREY_WITHIN
 
 
@@ -495,7 +495,7 @@ def _look_up(values: npt.NDArray[Any], dicom: Any, table: Any) -> npt.NDArray[An
 
 
 def _table_entries(values: npt.NDArray[Any], dicom: Any, descriptor: Any, data: Any) -> npt.NDArray[Any]:
-    """What a lookup table gives (DICOM PS3.3, C.7.6.3.1.5 and C.11.1.1); its ends go on for values outside of it.
+    """What a lookup table gives (DICOM PS3.3, C.7.6.3.1.5 and C.11.1.1); values outside of it take those at its ends.
 
     Not left to pydicom, which wraps the values around where a table of 8 bits has more than 256 entries.
     """

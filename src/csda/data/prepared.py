@@ -1,4 +1,4 @@
-"""All that a training takes from a data set: its records, pixels, split and digest."""
+"""What a training takes from a data set: records, pixels, split and digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's two parts as one that any self-training method can take: a guess is aligned, then queued.
+"""The paper's two parts for any self-training method: pseudo-labels are aligned, then queued.
 
 `align` and `queue` are independent switches. With both off, guesses pass unchanged and the unlabeled batch itself is
 trained on; with both on, this is CSDA with its Variable Condition Queue.
@@ -37,7 +37,7 @@ class RefinementSettings(Settings):
     condition: Annotated[Literal["label", "prediction", "truth"], Reading(24)] = Field(
         "label",
         description="whether a labeled image counts for its label or for the class predicted for it; truth: for the "
-        "latter, and with its label in the place of its prediction",
+        "latter, and with its label instead of its prediction",
     )
     against: Annotated[Literal["unlabeled", "labeled"], DETAIL] = Field(
         "unlabeled", description="whose predictions labeled averages are divided by"
@@ -69,7 +69,7 @@ class RefinementSettings(Settings):
     gamma: float = Field(1.0, ge=0, le=10, description="0 shares it equally, 1 by confidence")
     delta: float = Field(0.25, ge=0, le=1, description="most confidence needed to be queued")
     minimum_length: Annotated[int, Reading(10)] = Field(
-        0, ge=0, le=MAX_CAPACITY, description="samples of each class that the queue has room for in any case"
+        0, ge=0, le=MAX_CAPACITY, description="smallest length of each class in the queue"
     )
     evict: Annotated[Literal["oldest", "least_confident"], Reading(11)] = Field(
         "oldest", description="which sample leaves a class that is full"
@@ -85,7 +85,7 @@ class RefinementSettings(Settings):
 
 
 class Refinement(nn.Module):
-    """Marginals and queue of one training, and the way of a guess through them."""
+    """Marginals and queue of one training; aligns and queues pseudo-labels."""
 
     predicted_shares: Tensor
     mean_guess: Tensor
@@ -162,7 +162,7 @@ class Refinement(nn.Module):
     def align(self, unlabeled_probs: Tensor) -> Tensor:
         """Eq. (10), or ReMixMatch's alignment, or nothing; then the estimated shift, and sharpening; [B, n] to [B, n].
 
-        The shift is aligned to by a factor for each class, since λ^x ⊗ w in the place of λ^x does the same.
+        The shift is aligned to by a factor for each class, since λ^x ⊗ w instead of λ^x does the same.
         """
         settings = self.settings
         if settings.align == "none" and settings.shift == "none" and settings.guess_temperature == 1.0:

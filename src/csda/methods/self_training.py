@@ -229,7 +229,7 @@ class SelfTraining(Method):
         pool: ImagePool,
         progress: Tensor,
     ) -> tuple[Batch, Tensor, Tensor]:
-        """The samples to learn from, their targets [B, n] and a mask [B]: the queue's, or the unlabeled batch."""
+        """The samples to train on, their targets [B, n] and a mask [B]: from the queue, or the unlabeled batch."""
         if self.refinement.queue is not None:
             samples, aligned, mask = self.refinement.queued(labeled, pool)
         else:

@@ -1,7 +1,7 @@
 """`python -m csda.research.estimators FOLDER`: the classifier beside those of scikit-learn, on features of real images.
 
-The folder has one folder a class. Every method gets the same features of a frozen network, the same few labels, drawn
-anew for each seed, all other training images without one, and the same third of the images as a test.
+The folder has one folder per class. Every method gets the same features of a frozen network, the same few labels, drawn
+again for each seed, all other training images without one, and the same third of the images as a test.
 """
 
 from __future__ import annotations
