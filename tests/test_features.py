@@ -193,7 +193,7 @@ def test_the_linear_probe_is_scikit_learns(tiny_images: Path, tmp_path: Path, we
 def test_the_control_of_a_training_is_the_linear_probe(tiny_images: Path, tmp_path: Path) -> None:
     probe, run = (train_head(tiny_images, tmp_path / name, name) for name in ("linear-probe", "csda"))
     assert run.result["control"]["linear_probe"] == {name: probe.result[name] for name in ("auc", "mca")}
-    assert "linear probe, for comparison" in [str(cell) for cell in run_table(run).columns[0]._cells]
+    assert "linear probe" in [str(cell) for cell in run_table(run).columns[0]._cells]
     assert (tmp_path / "csda" / "result.json").read_text().count("linear_probe") == 1
 
 
@@ -285,9 +285,14 @@ def test_own_images_get_features_without_a_gpu_and_the_strong_preset_with_one(
     own = {"data": str(tiny_images)}
     assert configure(own).preset == "features"
     assert configure({}).preset == "quick"
+    for other in ({"backbone": "resnet18"}, {"pretrained": False}, {"frozen": False}, {"method": "lsse"}):
+        assert configure(own | other).preset == "quick"
+    assert configure(own | {"backbone": "mobilenet_v2"}).frozen
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert configure(own).preset == "strong"
+    assert configure(own).method == "csda"
+    assert not configure(own | {"backbone": "resnet18"}).pretrained
     assert configure(own | {"device": "cpu"}).preset == "features"
 
 

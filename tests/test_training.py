@@ -96,6 +96,7 @@ def test_the_estimate_of_the_time_changes_nothing(
         f"No GPU: preset quick, 3 epochs of 4 steps on 32×32 images, about 2 min 0 s; the run is in {run.folder}"
     )
     assert reporter.steps == 12
+    assert any("validation images will choose the epoch, which is next to chance" in note for note in reporter.notes)
 
 
 def test_the_estimate_is_near_the_truth(tiny_images: Path) -> None:

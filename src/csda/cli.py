@@ -86,7 +86,7 @@ def train(
     from csda.distributed import is_first
     from csda.progress import choose_reporter
     from csda.report import write_comparison, write_report
-    from csda.report.tables import run_table
+    from csda.report.tables import run_table, warn
     from csda.runs import Run
     from csda.training import train as train_run
 
@@ -107,6 +107,8 @@ def train(
     if not is_first():
         return
     report = write_report(run.folder)
+    for sentence in warn(run):
+        print(sentence)
     _print(run_table(run))
     print(f"Report: {report}")
     before = run.settings.labels_from
@@ -126,15 +128,19 @@ def evaluate(
     settings: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
-    """Print what a run achieves on its test images, or on others, with 95 % bootstrap intervals."""
+    """Print what a run achieves on its test images, or on others, with 95 % intervals; before its end, so far."""
     from csda.runs import Run
 
     if data is None:
         if source or out or settings:
             raise CsdaError("--source, --out and --set are about images from elsewhere; name their folder, too")
-        from csda.report.tables import run_table
+        from csda.report.tables import run_table, warn
+        from csda.runs import open_run
 
-        _print(run_table(Run(run)))
+        opened = open_run(run)
+        for sentence in warn(opened):
+            print(sentence)
+        _print(run_table(opened))
         return
     from csda.config import parse_assignments
     from csda.external import evaluate_external
@@ -214,12 +220,15 @@ def predict(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
     out: Annotated[Path | None, typer.Option(help="Page to write for several runs.")] = None,
+    no_images: Annotated[
+        bool, typer.Option("--no-images", help="Leave images out, where they may not leave the place they lie.")
+    ] = False,
 ) -> None:
-    """Write the report of a run, or one that compares several."""
+    """Write the report of a run, finished or not, or one that compares several, which has no images."""
     from csda.report import write_comparison, write_report
 
     if len(runs) == 1 and out is None:
-        print(write_report(runs[0]))
+        print(write_report(runs[0], images=not no_images))
     else:
         print(write_comparison(runs, out or Path("comparison.html")))
 
@@ -361,12 +370,12 @@ def methods(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Of data, split and training.")] = 0,
     settings: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train `baseline` and `csda` on drawn images and show both side by side, in a few minutes."""
+    """Show on drawn images, in a few minutes, what pretrained features do for rare classes, then unlabeled images."""
     from csda.config import parse_assignments
     from csda.demo import run_demo
     from csda.progress import choose_reporter

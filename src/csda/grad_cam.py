@@ -23,6 +23,8 @@ def grad_cam(model: TwoStream, images: Tensor, classes: Tensor) -> Tensor | None
     with sequences of patches, such as a vision transformer, has no such layer.
     """
     side = min(SIDE, images.shape[-1])
+    # So that a frozen network has gradients, too.
+    images = images.detach().requires_grad_()
     found: list[Tensor | None] = [None]
 
     def keep(_module: nn.Module, _inputs: object, output: object) -> None:

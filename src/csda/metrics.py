@@ -110,11 +110,12 @@ def prior_corrected(probs: Array, frequencies: Array, *, multi_label: bool = Fal
     """What a balanced prior would predict: the softmax divided by the labeled class frequencies, normalised again.
 
     In a multi-label set each label is a problem of two classes, present and absent, and both are divided; a label that
-    no labeled image has, or every one, is left as it is.
+    no labeled image has, or every one, is left as it is, and so is a class without any labeled image.
     """
     probs = np.asarray(probs, dtype=np.float64)
+    frequencies = np.where(frequencies > 0, frequencies, 0.5 if multi_label else 1.0)
     if multi_label:
-        frequencies = np.where((frequencies > 0) & (frequencies < 1), frequencies, 0.5)
+        frequencies = np.where(frequencies < 1, frequencies, 0.5)
     present = probs / frequencies
     total = present + (1 - probs) / (1 - frequencies) if multi_label else present.sum(axis=-1, keepdims=True)
     return np.asarray(present / total, dtype=np.float64)
@@ -298,32 +299,6 @@ def log_loss(probs: Array, labels: Array) -> float:
     probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-12, 1 - 1e-12)
     chosen = np.where(labels == 1, probs, 1 - probs) if labels.ndim == 2 else probs[np.arange(len(labels)), labels]
     return float(-np.log(chosen).mean())
-
-
-def fit_temperature(probs: Array, labels: Array) -> float:
-    """The temperature from 0.05 to 20 with the least log-loss on these images, by golden section over its logarithm.
-
-    The loss is convex in the inverse of the temperature, so that there is one least value.
-    """
-    multi_label = labels.ndim == 2
-    ratio = (math.sqrt(5) - 1) / 2
-
-    def loss(logarithm: float) -> float:
-        return log_loss(scale_temperature(probs, math.exp(logarithm), multi_label=multi_label), labels)
-
-    low, high = math.log(0.05), math.log(20)
-    inner = [high - ratio * (high - low), low + ratio * (high - low)]
-    losses = [loss(place) for place in inner]
-    while high - low > 1e-4:
-        if losses[0] <= losses[1]:
-            high, inner, losses = inner[1], [0.0, inner[0]], [0.0, losses[0]]
-            inner[0] = high - ratio * (high - low)
-            losses[0] = loss(inner[0])
-        else:
-            low, inner, losses = inner[0], [inner[1], 0.0], [losses[1], 0.0]
-            inner[1] = low + ratio * (high - low)
-            losses[1] = loss(inner[1])
-    return math.exp((low + high) / 2)
 
 
 def coverage_curve(confidence: Array, hits: Array) -> tuple[Floats, Floats]:

@@ -414,6 +414,18 @@ class Run:
         self._write_with_manifest("result.json", _finite(result), (*_FIRST, *_LAST))
         shutil.rmtree(self.folder / "history", ignore_errors=True)
 
+    def write_figures(self, figures: Mapping[str, str]) -> None:
+        """Each picture of the report as figures/NAME.svg; they can be made again at any time, so no manifest has them,
+        and what an earlier report left there goes."""
+        folder = self.folder / "figures"
+        with explained(folder):
+            folder.mkdir(exist_ok=True)
+            for old in folder.glob("*.svg"):
+                if old.stem not in figures:
+                    old.unlink()
+        for name, content in figures.items():
+            write_whole(folder / f"{name}.svg", content)
+
     def _path(self, name: str) -> Path:
         return self.folder / name
 

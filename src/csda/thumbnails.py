@@ -20,10 +20,10 @@ from csda.models.two_stream import TwoStream
 
 Array = npt.NDArray[np.generic]
 
-SIZE = 96
+SIZE = 128
 """Pixels of a side."""
-QUALITY = 72
-BYTES = 2_200_000
+QUALITY = 78
+BYTES = 1_700_000
 """Of all thumbnails of a run, so that a page with them stays below 5 MB."""
 MAPPED = 16
 """Images at a time for which maps are made."""

@@ -145,7 +145,7 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
     if preset == "strong":
         if not chosen.get("frozen", entry.defaults.get("frozen", False)):
             basis |= _strong_basis(chosen)
-        if lacks_weights(chosen) and "pretrained" not in entry.defaults:
+        if (lacks_weights(chosen) or _has_no_weights(chosen)) and "pretrained" not in entry.defaults:
             basis["pretrained"] = False
     config = resolve(basis | dict(chosen), entry.settings, entry.defaults)
     for key, budget in (("labels", config.labels), ("val", config.val)):
@@ -185,7 +185,14 @@ def _default_preset(chosen: Mapping[str, Any]) -> str:
         return "strong"
     entry = METHODS.get(str(chosen.get("method")))
     on_features = entry is None or entry.on_features
-    return "features" if on_features and not lacks_weights(chosen) else "quick"
+    frozen = chosen.get("frozen", True) and chosen.get("pretrained", True) and not _has_no_weights(chosen)
+    return "features" if on_features and frozen and not lacks_weights(chosen) else "quick"
+
+
+def _has_no_weights(chosen: Mapping[str, Any]) -> bool:
+    """Whether somebody chose a network of which there are no published weights, and gave none."""
+    backbone = str(chosen.get("backbone", PRESETS["features"].run["backbone"]))
+    return backbone not in PUBLISHED and not backbone.startswith("timm:") and "weights" not in chosen
 
 
 def lacks_weights(chosen: Mapping[str, Any]) -> bool:

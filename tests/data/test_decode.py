@@ -15,7 +15,7 @@ import pydicom
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
@@ -417,3 +417,27 @@ def test_dicom_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert refusal(short).startswith("cannot be decoded")
     monkeypatch.setitem(sys.modules, "pydicom", None)
     assert "pip install 'csda[dicom]'" in refusal(frames)
+
+
+@pytest.mark.parametrize("shape", [(40, 120), (120, 40), (50, 50)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_keeps_its_aspect_ratio_where_it_is_to(tmp_path: Path, shape: tuple[int, int], channels: int) -> None:
+    """Padded, all of it lies between black bars; cut, its middle fills the square. Pillow alone says the same."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(60, 256, (shape[0] // 10, shape[1] // 10, 3), dtype=np.uint8)
+    save(tmp_path / "a.png", np.kron(coarse, np.ones((10, 10, 1), np.uint8)))
+    with Image.open(tmp_path / "a.png") as image:
+        whole = image.convert("L" if channels == 1 else "RGB")
+    padded = ImageOps.pad(whole, (24, 24), Image.Resampling.BILINEAR)
+    cut = ImageOps.fit(whole, (24, 24), Image.Resampling.BILINEAR)
+    for aspect, expected in (
+        ("pad", padded),
+        ("crop", cut),
+        ("squash", whole.resize((24, 24), Image.Resampling.BILINEAR)),
+    ):
+        found = read_image(tmp_path / "a.png", 24, channels, aspect).astype(int)
+        assert np.abs(found - np.asarray(expected).reshape(24, 24, channels)).max() <= 1, aspect
+    if shape[0] != shape[1]:
+        bars = read_image(tmp_path / "a.png", 24, channels, "pad")
+        black = bars[:8] if shape[0] < shape[1] else bars[:, :8]
+        assert (black == 0).all()

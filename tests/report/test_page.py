@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from PIL import Image
+from sklearn.metrics import roc_curve
 
+from csda import examples, metrics, thumbnails
 from csda.errors import RunError
-from csda.report import figures, tables, write_comparison, write_report
+from csda.report import curves, figures, tables, write_comparison, write_report
+from csda.report import page as page_module
+from csda.report.gallery import collect
 from csda.runs import Run
+from drawn_runs import write_run
 
 MakeRun = Callable[..., Path]
+FEW = ("akiec", "bcc", "df")
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 
 
@@ -61,8 +73,11 @@ def test_report_says_what_the_run_says(csda_folder: Path) -> None:
         assert text in page.text
     for text in (*run.classes, "drawn for this test", "capacity", "2.13.0", "unlabeled_batch_size", "two cores"):
         assert text in page.text
-    assert page.tags.count("svg") == 9
-    assert {"classes", "curves", "inside", "data", "making", "notes"} <= set(page.ids())
+    pictures = list((csda_folder / "figures").glob("*.svg"))
+    assert len(pictures) == 13
+    # Those as wide as the page have another form for a phone.
+    assert page.tags.count("svg") == 13 + len([each for each in pictures if 'viewBox="0 0 980' in each.read_text()])
+    assert {"classes", "ranking", "trust", "curves", "inside", "data", "making", "notes"} <= set(page.ids())
 
 
 def test_report_tells_what_unlabeled_images_are_taken_for(csda_folder: Path, tmp_path: Path) -> None:
@@ -70,8 +85,10 @@ def test_report_tells_what_unlabeled_images_are_taken_for(csda_folder: Path, tmp
     predicted = tables.count_predicted(run)
     assert predicted is not None
     for count, number in zip(tables.count_classes(run), predicted, strict=True):
-        cells = (count.labeled, count.unlabeled, number, count.val, count.test)
-        assert f'<th scope="row">{count.name}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) in html
+        cells = {"Labeled": count.labeled, "Unlabeled": count.unlabeled, "Unlabeled, predicted": number}
+        cells |= {"Validation": count.val, "Test": count.test}
+        row = "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells.items())
+        assert f'<th scope="row">{count.name}</th>{row}' in html
     assert "Unlabeled, predicted" not in write_comparison([csda_folder], tmp_path / "page.html").read_text()
 
 
@@ -81,7 +98,7 @@ def test_run_without_pseudo_labels_shows_none(make_run: MakeRun) -> None:
     assert path == folder / "report.html"
     page = Page(path)
     assert "Pseudo-labels" not in page.text
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 10
 
 
 def test_comparison_shows_both_runs_and_the_difference(
@@ -97,7 +114,17 @@ def test_comparison_shows_both_runs_and_the_difference(
     assert "Compared with baseline, csda is" in page.text
     assert "csda, recall" in page.text  # the pictures name the run although only one has pseudo-labels
     assert f"{100 * gap.mca.value:.1f} MCA points ahead" in page.text
-    assert page.tags.count("svg") == 8
+    assert page.tags.count("svg") == 15
+    html = (tmp_path / "comparison.html").read_text()
+    differing = html[html.index("Settings that differ") : html.index("Commands")]
+    for key, values in {"method": ("baseline", "csda"), "capacity": ("–", "256")}.items():
+        cells = "".join(
+            f'<td class="setting" data-label="{name}">{value}</td>'
+            for name, value in zip(("baseline", "csda"), values, strict=True)
+        )
+        assert f'<th scope="row">{key}</th>{cells}' in differing
+    assert "image_size" not in differing
+    assert "csda train --method baseline\ncsda train --method csda" in html
 
 
 def test_comparison_over_different_images_claims_no_difference(
@@ -167,6 +194,7 @@ def test_few_and_many_classes_and_a_single_epoch(make_run: MakeRun, classes: tup
     page = Page(write_report(make_run("fixmatch", classes=classes, epochs=1, truth=False)))
     assert all(name in page.text for name in classes)
     assert "unknown" in page.text
+    assert ("Sensitivity for yes" in page.text) == (len(classes) == 2)
 
 
 def test_multi_label_run(make_multi_label_run: Callable[[], Path], tmp_path: Path) -> None:
@@ -225,3 +253,146 @@ def test_templates_are_packaged() -> None:
     packaged = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["csda"]
     for path in (root / "src/csda/report").iterdir():
         assert path.suffix in (".py", "") or f"report/*{path.suffix}" in packaged
+
+
+def keep_thumbnails(folder: Path) -> Run:
+    """Draw the pictures that a training would have kept."""
+    run = Run(folder)
+    probs, labels = run.predictions.part("test")
+    test = [row.id for row in run.split if row.split == "test"]
+    unlabeled, guesses = list(run.pseudo_labels), np.array(list(run.pseudo_labels.values()))
+    ids = [test[row] for row in examples.choose_judged(probs, labels)]
+    ids = list(dict.fromkeys(ids + [unlabeled[row] for row in examples.choose_unlabeled(guesses)]))
+    seen = [(test[row], name) for pairs in examples.choose_seen(probs, labels) for row, name in pairs]
+    generator, pictures = np.random.default_rng(0), []
+    for _ in ids:
+        buffer = io.BytesIO()
+        Image.fromarray(generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(buffer, "WEBP")
+        pictures.append(buffer.getvalue())
+    np.savez(
+        folder / "thumbnails.npz",
+        ids=np.array(ids),
+        ends=np.cumsum([len(picture) for picture in pictures]),
+        bytes=np.frombuffer(b"".join(pictures), dtype=np.uint8),
+        map_ids=np.array([name for name, _ in seen]),
+        map_classes=np.array([name for _, name in seen]),
+        maps=generator.integers(0, 256, (len(seen), 8, 8), dtype=np.uint8),
+    )
+    return Run(folder)
+
+
+@pytest.fixture(scope="module")
+def illustrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with thumbnails, whose queue moves for one class alone and whose alignment does nothing, and its report."""
+    folder = write_run(tmp_path_factory.mktemp("runs") / "csda", epochs=4, classes=FEW)
+    with np.load(folder / "history.npz") as archive:
+        arrays = dict(archive)
+    arrays["queue_counts"][:] = [[np.nan] * 3, *([5.0, 5.0, epoch + 1] for epoch in range(3))]
+    arrays["temperatures"][1:] = 1.0
+    arrays["flips"][1:] = 0.0
+    np.savez(folder / "history.npz", **arrays)
+    keep_thumbnails(folder)
+    (folder / "figures").mkdir()
+    (folder / "figures" / "of-an-earlier-version.svg").write_text("<svg/>")
+    (folder / "figures" / "notes.txt").write_text("mine")
+    write_report(folder)
+    return folder
+
+
+def test_every_picture_is_a_file_of_its_own(illustrated: Path) -> None:
+    names = {path.name for path in (illustrated / "figures").iterdir()}
+    assert {"classes.svg", "confusion.svg", "roc.svg", "precision-recall.svg", "reliability.svg"} <= names
+    assert {"coverage.svg", "learning-auc.svg", "queue.svg", "notes.txt"} <= names
+    assert "of-an-earlier-version.svg" not in names
+    for path in (illustrated / "figures").glob("*.svg"):
+        root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "prefers-color-scheme: dark" in path.read_text(encoding="utf-8")
+
+
+def test_panels_in_which_nothing_moves_are_left_out(illustrated: Path) -> None:
+    assert "Left out, since nothing moves there: akiec, bcc." in (illustrated / "report.html").read_text()
+    assert not (illustrated / "figures" / "alignment.svg").exists()
+
+
+def test_images_are_shown_with_what_they_are(illustrated: Path) -> None:
+    page, run = Page(illustrated / "report.html"), Run(illustrated)
+    assert {"mistakes", "seen", "pseudo-labels"} <= set(page.ids())
+    sources = [value for name, value in page.attributes if name == "src"]
+    assert all(source.startswith("data:image/webp;base64,") for source in sources)
+    assert {base64.b64decode(source.partition(",")[2]) for source in sources} >= set(run.thumbnails.pictures.values())
+    probs, labels = run.predictions.part("test")
+    ids = [row.id for row in run.split if row.split == "test"]
+    sentences = [value for name, value in page.attributes if name == "alt"]
+    for name, rows in enumerate(examples.choose_mistakes(probs, labels)):
+        for row in rows:
+            guess = run.classes[probs[row].argmax()]
+            assert any(each.startswith(f"{ids[row]}: {run.classes[name]}, taken for {guess}") for each in sentences)
+    gallery = collect(run)
+    unlabeled = list(run.pseudo_labels)
+    guesses = np.array(list(run.pseudo_labels.values()))
+    for name, (group, rows) in enumerate(zip(gallery.guesses, examples.choose_guesses(guesses), strict=True)):
+        right = [run.truth[unlabeled[row]] == run.classes[name] for row in rows]
+        assert [image.right for image in group.images] == right
+    matrix = metrics.confusion(labels, probs.argmax(1), len(run.classes))
+    assert all(
+        cell.count == matrix[run.classes.index(cell.truth), run.classes.index(cell.predicted)]
+        for row in gallery.cells
+        for cell in row
+    )
+
+
+def test_no_image_leaves_where_none_may(illustrated: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(illustrated, tmp_path / "run"))
+    page = Page(write_report(folder, images=False))
+    assert "img" not in page.tags
+    assert not {"mistakes", "seen"} & set(page.ids())
+
+
+def test_a_page_full_of_images_stays_below_five_megabytes(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many bytes of pictures as a run may keep, in the most classes that all have their cells shown."""
+    folder = make_run("csda", epochs=2, classes=tuple(f"class {k}" for k in range(8)))
+    run = keep_thumbnails(folder)
+    with np.load(folder / "thumbnails.npz") as archive:
+        arrays = dict(archive)
+    header, share = next(iter(run.thumbnails.pictures.values()))[:12], thumbnails.BYTES // len(arrays["ids"])
+    content = header + np.random.default_rng(1).bytes(share - len(header))
+    arrays |= {"ends": np.arange(1, len(arrays["ids"]) + 1) * share}
+    arrays |= {"bytes": np.frombuffer(content * len(arrays["ids"]), dtype=np.uint8)}
+    np.savez(folder / "thumbnails.npz", **arrays)
+    page = write_report(folder).read_text()
+    assert len(page) < page_module.LARGEST
+    assert "Images behind each cell" in page
+
+
+def test_a_page_that_would_be_too_large_goes_without_images(
+    illustrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(illustrated, tmp_path / "run"))
+    monkeypatch.setattr(page_module, "LARGEST", 100_000)
+    page = write_report(folder).read_text()
+    assert "<img" not in page
+    assert "Images are left out of this page" in page
+
+
+@pytest.mark.parametrize("damage", ["ids", "ends", "bytes", "maps"])
+def test_damaged_thumbnails_are_named(illustrated: Path, tmp_path: Path, damage: str) -> None:
+    folder = Path(shutil.copytree(illustrated, tmp_path / "run"))
+    with np.load(folder / "thumbnails.npz") as archive:
+        arrays = dict(archive)
+    broken = {"ids": arrays["ids"][1:], "ends": arrays["ends"][::-1], "bytes": arrays["bytes"][1:], "maps": np.zeros(3)}
+    np.savez(folder / "thumbnails.npz", **arrays | {damage: broken[damage]})
+    with pytest.raises(RunError, match=r"thumbnails\.npz: damaged"):
+        collect(Run(folder))
+
+
+def test_sensitivity_at_fixed_specificity_of_two_classes(make_run: MakeRun, illustrated: Path) -> None:
+    run = Run(make_run("csda", classes=("ill", "well"), epochs=1))
+    probs, labels = run.predictions.part("test")
+    for specificity, estimates in curves.sensitivities(run):
+        for name, estimate in enumerate(estimates):
+            false, true, _ = roc_curve(labels == name, probs[:, name], drop_intermediate=False)
+            reached = max(rate for wrong, rate in zip(false, true, strict=True) if 1 - wrong >= specificity - 1e-12)
+            assert estimate.value == pytest.approx(reached)
+            assert estimate.low <= estimate.value <= estimate.high
+    assert curves.sensitivities(Run(illustrated)) == []

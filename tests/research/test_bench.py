@@ -16,7 +16,7 @@ from csda.data.decode import read_image
 from csda.errors import ConfigError, DataError
 from csda.methods import METHODS
 from csda.models.alexnet import alexnet
-from csda.research.bench import bench_data, bench_predict, bench_scale, bench_step, keep
+from csda.research.bench import bench_data, bench_features, bench_predict, bench_scale, bench_step, keep
 from csda.research.bench.noise import images_trained_on, make_data, open_trainer
 from csda.research.bench.recipe import RECIPES, bench_recipe, count_recipe
 from csda.research.bench.step import count_work
@@ -125,6 +125,14 @@ def test_data_gives_every_figure(tiny_images: Path, monkeypatch: pytest.MonkeyPa
     figures = bench_data(tiny_images)
     assert figures["images"] == sum(COUNTS.values())
     assert min(figures["speedup"], figures["warm_start_seconds"]) > 0
+
+
+def test_features_give_every_figure(tiny_images: Path) -> None:
+    few = {"labels": "15", "image_size": 32, "epochs": 2, "warm_up_epochs": 1, "steps_per_epoch": 1, "threads": 1}
+    figures = bench_features(few | {"tensorboard": False}, tiny_images, rounds=1)
+    assert figures["images"] == sum(COUNTS.values())
+    assert 0 < figures["rate_of_bare"] < 10
+    assert figures["training_share"] == figures["training_seconds"][0] / figures["feature_seconds"][0]
 
 
 @pytest.mark.parametrize(("method", "images"), [("baseline", 8), ("fixmatch", 16), ("vcq", 24), ("csda", 24)])

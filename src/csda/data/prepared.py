@@ -16,7 +16,7 @@ from csda.data.duplicates import remark_duplicates
 from csda.data.folder import load_unlabeled
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.data.reviewed import REVIEW_FILE, decided_dataset, decided_split, has_split, read_review, relabel
-from csda.data.splits import Begun, leave_out, list_split, move_to_labeled, restore_split
+from csda.data.splits import FEW_VALIDATION, Begun, leave_out, list_split, move_to_labeled, restore_split
 from csda.data.store import open_pixels
 from csda.errors import DataError
 from csda.progress import Reporter
@@ -86,6 +86,11 @@ def prepare_data(
     remarks = (*dataset.remarks, *store.remarks, *unreadable, *split.remarks, *twice)
     for remark in remarks:
         reporter.note(remark)
+    if 0 < len(split.val) < FEW_VALIDATION and config.choose == "best":
+        reporter.note(
+            f"only {len(split.val)} validation images will choose the epoch, which is next to chance: label more, or "
+            "give choose=last"
+        )
     return PreparedData(dataset, store.array, split, remarks, digest, store.keys)
 
 

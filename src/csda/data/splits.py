@@ -16,6 +16,9 @@ from csda.data.records import Dataset, Label, Part, Record, Split
 from csda.errors import ConfigError, DataError
 
 PARTS: tuple[Part, ...] = ("labeled", "unlabeled", "val", "test")
+FEW_VALIDATION = 30
+"""Validation images below which the choice of the epoch is left to chance."""
+
 TITLES = {"labeled": "labeled", "unlabeled": "unlabeled", "val": "validation", "test": "test"}
 
 _NOTHING = -1

@@ -9,7 +9,8 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from importlib import resources
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -17,12 +18,12 @@ import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from csda import metrics
-from csda.report.tables import Entry, count_classes
+from csda.report.curves import GRID, Coverage, Curve, Reliability
+from csda.report.tables import Entry, count_classes, judged_part
 from csda.runs import Run
 
 Array = npt.NDArray[np.float64]
@@ -76,8 +77,8 @@ STYLE: dict[Any, Any] = {
 _VARIABLES = {colour: f"var(--{name})" for name, colour in PALETTE.items()}
 _styled = matplotlib.rc_context(STYLE)
 
-HALF, FULL = 480, 980
-"""Widths of a picture that shares the page and of one that has it alone."""
+HALF, FULL, NARROW = 410, 980, 360
+"""Widths of a picture that shares the page, of one that has it alone, and of the latter on a phone."""
 
 
 def to_svg(figure: Figure, description: str) -> Markup:
@@ -93,9 +94,20 @@ def to_svg(figure: Figure, description: str) -> Markup:
     opening = Markup(
         '<svg viewBox="0 0 {} {}" style="max-width: {}px" role="img" aria-label="{}" '
         'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-    ).format(width, height, width, description)
+    ).format(width, height, round(1.2 * width), description)
     # Tag by tag, because a name in the text may look like anything but a tag.
     return opening + Markup(re.sub(r"<[^>]*>", _adapt_tag, body))
+
+
+def alone(svg: Markup) -> str:
+    """An `svg` element of a page as a file of its own, which follows the reader's choice of light or dark."""
+    css = (resources.files("csda.report") / "style.css").read_text(encoding="utf-8")
+    variables = css[: css.index("* {")]
+    look = f"<style>{variables}text {{ font-family: system-ui, 'Segoe UI', Roboto, Arial, sans-serif; }}</style>"
+    card = '<rect width="100%" height="100%" rx="12" style="fill: var(--paper)"/>'
+    text = str(svg)
+    start = text.index(">") + 1
+    return f"{text[:start]}{look}{card}{text[start:]}"
 
 
 def _adapt_tag(match: re.Match[str]) -> str:
@@ -124,16 +136,15 @@ def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
 
 
 @_styled
-def draw_classes(entries: Sequence[Entry]) -> Figure:
+def draw_classes(entries: Sequence[Entry], *, narrow: bool = False) -> Figure:
     """Recall of each class, or AUC of each label, with its interval; that with the most labels is on top."""
     multi_label = entries[0].run.multi_label
     counts = count_classes(entries[0].run)
     order = sorted(range(len(counts)), key=lambda i: counts[i].labeled)
     spacing = 0.62 / max(len(entries) - 1, 2)
     # One run of one class an image leaves the other half to its confusion matrix.
-    figure, axes = _canvas(
-        FULL if len(entries) > 1 or multi_label else HALF, 90 + len(counts) * max(38, 16 * len(entries))
-    )
+    width = NARROW if narrow else FULL if len(entries) > 1 or multi_label else HALF
+    figure, axes = _canvas(width, 90 + len(counts) * max(38, 16 * len(entries)))
     for k, entry in enumerate(entries):
         places = np.arange(len(order)) - spacing * (k - (len(entries) - 1) / 2)
         figures = [entry.scores.by_class(multi_label=multi_label)[i] for i in order]
@@ -151,7 +162,7 @@ def draw_classes(entries: Sequence[Entry]) -> Figure:
     else:
         axes.xaxis.set_major_formatter(PercentFormatter(1))
     if len(entries) > 1:
-        _legend(figure, axes, columns=3)
+        _legend(figure, axes, columns=1 if narrow else 3)
     return figure
 
 
@@ -159,10 +170,10 @@ def draw_classes(entries: Sequence[Entry]) -> Figure:
 def draw_confusion(entry: Entry, title: str) -> Figure:
     """Rows are the truth, columns the prediction; a cell's colour and percentage are its share of the row."""
     n = len(entry.run.classes)
-    probs, labels = entry.run.predictions.part("test")
+    probs, labels = entry.run.predictions.part(judged_part(entry.run))
     matrix = metrics.confusion(labels, metrics.predict(probs), n)
     figure, axes = _canvas(HALF, min(430, 190 + 60 * n))
-    fill_confusion(axes, matrix, entry.run.classes, PALETTE[entry.colour], counts=n <= 8)
+    fill_confusion(axes, matrix, entry.run.classes, PALETTE[entry.colour], counts=n <= 7)
     axes.set_title(title)
     return figure
 
@@ -194,27 +205,144 @@ def fill_confusion(
     axes.spines[:].set_visible(False)
 
 
-def draw_pseudo_labels(entries: Sequence[Entry]) -> Figure:
-    """Recall (solid) and precision (dashed) of the pseudo-labels of each class over epochs."""
-    readers: dict[str, Callable[[Run], Array]] = {
-        "recall": lambda run: _diagonal_share(run.history["pseudo_confusion"], axis=2),
-        "precision": lambda run: _diagonal_share(run.history["pseudo_confusion"], axis=1),
-    }
-    return _draw_by_class(entries, readers, shares=True)
+Readers = dict[str, Callable[[Run], Array]]
+
+PSEUDO_LABELS: Readers = {
+    "recall": lambda run: _diagonal_share(run.history["pseudo_confusion"], axis=2),
+    "precision": lambda run: _diagonal_share(run.history["pseudo_confusion"], axis=1),
+}
+"""Recall (solid) and precision (dashed) of the pseudo-labels of each class over epochs."""
+
+QUEUE: Readers = {"queued": lambda run: run.history["queue_counts"]}
+"""Samples of each class in the queue over epochs."""
+
+ALIGNMENT: Readers = {
+    "temperature": lambda run: run.history["temperatures"],
+    "share flipped": lambda run: run.history["flips"],
+}
+"""Temperature (solid) of each class, and how many of its predictions alignment flipped (dashed), over epochs."""
 
 
-def draw_queue(entries: Sequence[Entry]) -> Figure:
-    """Samples of each class in the queue over epochs."""
-    return _draw_by_class(entries, {"queued": lambda run: run.history["queue_counts"]})
+def find_moving(entries: Sequence[Entry], readers: Readers) -> list[int]:
+    """The classes whose lines move from epoch to epoch, or whose one point is not zero."""
+
+    def moves(values: Array) -> bool:
+        known = values[np.isfinite(values)]
+        return bool(np.ptp(known) > 0 if len(known) > 1 else known.any())
+
+    series = [read(entry.run) for entry in entries for read in readers.values()]
+    return [i for i in range(len(entries[0].run.classes)) if any(moves(values[:, i]) for values in series)]
 
 
-def draw_alignment(entries: Sequence[Entry]) -> Figure:
-    """Temperature (solid) of each class, and how many of its predictions alignment flipped (dashed), over epochs."""
-    readers: dict[str, Callable[[Run], Array]] = {
-        "temperature": lambda run: run.history["temperatures"],
-        "share flipped": lambda run: run.history["flips"],
-    }
-    return _draw_by_class(entries, readers)
+@_styled
+def draw_by_class(
+    entries: Sequence[Entry], readers: Readers, chosen: Sequence[int], *, shares: bool = False, narrow: bool = False
+) -> Figure:
+    """One small panel for each chosen class, one line an entry and reader, all panels on the same scale."""
+    names = [entries[0].run.classes[i] for i in chosen]
+    figure, panels = _panels(names, narrow=narrow)
+    for i, axes in zip(chosen, panels, strict=True):
+        for entry in entries:
+            for (name, read), style in zip(readers.items(), ("-", "--"), strict=False):
+                axes.plot(entry.run.history["epochs"], read(entry.run)[:, i], style, **_line(entry, name))
+        _over_epochs(axes, label="")
+        axes.tick_params(labelbottom=True)
+    panels[0].set_ylim(*((-0.04, 1.04) if shares else (0, None)))
+    _legend(figure, panels[0], columns=2 if narrow else 4, place="lower left")
+    return figure
+
+
+@_styled
+def draw_curves(
+    entries: Sequence[Entry], curves: Sequence[Sequence[Curve | None]], kind: str, *, narrow: bool = False
+) -> Figure:
+    """ROC (`kind` "roc") or precision-recall curves of each class, a line with its 95 % band for each entry."""
+    classes = entries[0].run.classes
+    known = [i for i in range(len(classes)) if any(each[i] is not None for each in curves)]
+    figure, panels = _panels([classes[i] for i in known], narrow=narrow, square=True)
+    for i, axes in zip(known, panels, strict=True):
+        areas = []
+        for entry, each in zip(entries, curves, strict=True):
+            if (curve := each[i]) is None:
+                continue
+            colour = PALETTE[entry.colour]
+            axes.fill_between(GRID, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+            axes.plot(*_thinned(curve), color=colour, linewidth=1.6, drawstyle="steps-post", label=entry.name)
+            areas.append(f"{curve.area} {curve.area.interval}" if entry.alone else f"{curve.area}")
+            level = curve.prevalence
+        if kind == "roc":
+            axes.plot([0, 1], [0, 1], color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
+        else:
+            axes.axhline(level, color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
+        axes.set_title(f"{_shorten(classes[i], 20)}\n{', '.join(areas[:3])}", fontsize=11, fontweight="normal")
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set_xticks([0, 0.5, 1])
+        axes.set_yticks([0, 0.5, 1])
+        axes.tick_params(labelbottom=True)
+    horizontal, vertical = ("false positive rate", "true positive rate") if kind == "roc" else ("recall", "precision")
+    look: dict[str, Any] = {"fontsize": 12, "color": PALETTE["muted"]}
+    points = figure.get_figheight() * 72
+    figure.supxlabel(horizontal, y=34 / points, va="bottom", **look)
+    figure.supylabel(vertical, x=2 / (figure.get_figwidth() * 72), ha="left", **look)
+    if len(entries) > 1:
+        _legend(figure, panels[0], columns=2 if narrow else 4, place="lower left")
+    return figure
+
+
+@_styled
+def draw_reliability(entry: Entry, before: Reliability, after: Reliability | None) -> Figure:
+    """How often decisions of each confidence are right, as predicted and after temperature scaling."""
+    figure, axes = _canvas(HALF, 360)
+    axes.plot([0, 1], [0, 1], color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
+    looks = [(before, "grey", "as predicted", "s"), (after, entry.colour, "after scaling", "o")]
+    for reliability, colour, name, marker in looks:
+        if reliability is None:
+            continue
+        full = reliability.counts > 0
+        places, values = reliability.confidence[full], reliability.hits[full]
+        axes.vlines(
+            places, reliability.low[full], reliability.high[full], color=PALETTE[colour], linewidth=3, alpha=0.4
+        )
+        axes.plot(
+            places, values, f"-{marker}", color=PALETTE[colour], markersize=6, linewidth=1.2,
+            label=f"{name}: error {reliability.error:.3f}",
+        )  # fmt: skip
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence", ylabel="share that is right", title="Reliability")
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    _legend(figure, axes, columns=1)
+    return figure
+
+
+@_styled
+def draw_coverage(entries: Sequence[Entry], coverages: Sequence[Coverage]) -> Figure:
+    """Share of the kept decisions that is right, against the share that is kept, the surest first."""
+    figure, axes = _canvas(HALF, 360)
+    for entry, coverage in zip(entries, coverages, strict=True):
+        chosen = np.unique(np.linspace(0, len(coverage.kept) - 1, min(len(coverage.kept), 160)).astype(int))
+        # The surest few tell nothing, and their wide interval would flatten all others.
+        chosen = chosen[coverage.kept[chosen] >= 0.05] if (coverage.kept >= 0.05).any() else chosen
+        kept, colour = coverage.kept[chosen], PALETTE[entry.colour]
+        axes.fill_between(kept, coverage.low[chosen], coverage.high[chosen], color=colour, alpha=0.18, linewidth=0)
+        axes.plot(kept, coverage.right[chosen], color=colour, label=entry.name)
+    axes.set(xlim=(0, 1.01), xlabel="share of decisions left to the model", ylabel="share of these that is right")
+    axes.set_title("Coverage against accuracy")
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    if len(entries) > 1:
+        _legend(figure, axes, columns=2)
+    return figure
+
+
+SUMMARY = {
+    "pseudo_accuracy": ("accuracy", "-"),
+    "pseudo_mca": ("mean over classes", "--"),
+    "flip_rate": ("flipped", ":"),
+    "pseudo_auc": ("AUC", "-"),
+}
+"""Figures of all pseudo-labels, with their name and style."""
 
 
 @_styled
@@ -222,21 +350,15 @@ def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
     """Accuracy of all pseudo-labels, its mean over classes, and the share that alignment flipped; their AUC where an
     image may have several."""
     figure, axes = _canvas(HALF, 300)
-    styles = {
-        "pseudo_accuracy": ("accuracy", "-"),
-        "pseudo_mca": ("mean over classes", "--"),
-        "flip_rate": ("flipped", ":"),
-        "pseudo_auc": ("AUC", "-"),
-    }
     for entry in entries:
-        for key, (name, style) in styles.items():
+        for key, (name, style) in SUMMARY.items():
             epochs, values = read_series(entry.run, key)
             if (values > 0).any():
                 axes.plot(epochs, values, style, **_line(entry, name))
     if not entries[0].run.multi_label:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-    return _finish(figure, axes, "All pseudo-labels", columns=2 if len(entries) > 1 else 3)
+    return _finish(figure, axes, "All pseudo-labels", columns=1 if len(entries) > 1 else 2)
 
 
 @_styled
@@ -262,30 +384,51 @@ def marginal_distances(run: Run, key: str) -> Array:
     return np.where(predicted.any(axis=(-2, -1)), distances, np.nan)
 
 
-@_styled
-def _draw_by_class(
-    entries: Sequence[Entry], readers: dict[str, Callable[[Run], Array]], shares: bool = False
-) -> Figure:
-    """One small panel a class, one line an entry and reader, all panels on the same scale."""
-    classes = entries[0].run.classes
-    columns = min(4, len(classes))
-    rows = -(-len(classes) // columns)
-    layout = ConstrainedLayoutEngine(h_pad=8 / 72)
-    figure = Figure(figsize=(FULL / 72, (40 + 140 * rows) / 72), layout=layout)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for i, axes in enumerate(panels.flat):
-        if i >= len(classes):
-            axes.set_visible(False)
-            continue
-        for entry in entries:
-            for (name, read), style in zip(readers.items(), ("-", "--"), strict=False):
-                axes.plot(entry.run.history["epochs"], read(entry.run)[:, i], style, **_line(entry, name))
-        axes.set_title(_shorten(classes[i]), fontsize=12, fontweight="normal")
-        _over_epochs(axes, label="")
-        axes.tick_params(labelbottom=True)
-    panels[0, 0].set_ylim(*((-0.04, 1.04) if shares else (0, None)))
-    _legend(figure, panels[0, 0], columns=4)
-    return figure
+def _panels(names: Sequence[str], *, narrow: bool, square: bool = False) -> tuple[Figure, list[Axes]]:
+    """A small panel for each name, on common scales: four in a row, or two where the page is narrow.
+
+    Places are computed here rather than by an engine, which takes longer than all the rest of a report.
+    """
+    across = 2 if narrow else 4
+    columns = min(across, len(names))
+    rows = -(-len(names) // columns)
+    left, right, gap = (62, 16, 34) if square else (44, 10, 16)
+    # Titles of two lines; labels of the axes and a legend below.
+    above, below, foot = (40, 22, 56) if square else (26, 22, 40)
+    width = ((NARROW if narrow else FULL) - left - right - gap * (across - 1)) / across
+    height = width if square else 92.0
+    size = (left + right + columns * width + gap * (columns - 1), rows * (above + height + below) + foot)
+    figure = Figure(figsize=(size[0] / 72, size[1] / 72))
+    grid = figure.subplots(
+        rows,
+        columns,
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        gridspec_kw={
+            "left": left / size[0],
+            "right": 1 - right / size[0],
+            "top": 1 - above / size[1],
+            "bottom": (foot + below) / size[1],
+            "wspace": gap / width,
+            "hspace": (above + below) / height,
+        },
+    )
+    panels = list(grid.flat)
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    for axes, name in zip(panels, names, strict=False):
+        axes.set_title(_shorten(name, 22), fontsize=12, fontweight="normal")
+    return figure, panels[: len(names)]
+
+
+def _thinned(curve: Curve) -> tuple[Array, Array]:
+    """No more points than can be told apart in a panel."""
+    if len(curve.x) <= 150:
+        return curve.x, curve.y
+    chosen = np.unique(np.r_[0, np.searchsorted(curve.x, np.linspace(0, 1, 120)), len(curve.x) - 1])
+    chosen = chosen[chosen < len(curve.x)]
+    return curve.x[chosen], curve.y[chosen]
 
 
 def _canvas(width: int, height: int) -> tuple[Figure, Axes]:
@@ -298,9 +441,14 @@ def _line(entry: Entry, name: str) -> dict[str, Any]:
     return {"color": PALETTE[entry.colour], "label": name if entry.alone else f"{entry.name}, {name}"}
 
 
-def _legend(figure: Figure, axes: Axes, columns: int) -> None:
+def _legend(
+    figure: Figure,
+    axes: Axes,
+    columns: int,
+    place: Literal["outside lower left", "lower left"] = "outside lower left",
+) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=1.6, columnspacing=1.4)
+    figure.legend(handles, labels, loc=place, ncols=columns, handlelength=1.6, columnspacing=1.4)
 
 
 def _finish(figure: Figure, axes: Axes, title: str, columns: int = 2) -> Figure:

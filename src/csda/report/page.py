@@ -3,70 +3,127 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from csda.report import figures, tables
+from csda.report import curves, figures, tables
+from csda.report.curves import Coverage
+from csda.report.gallery import Gallery, collect
 from csda.report.tables import Entry, Estimate
-from csda.runs import Run, write_whole
+from csda.runs import Run, open_run, write_whole
+
+LAST = 20
+"""Epochs over which the steadier figures are means."""
+
+LARGEST = 5_000_000
+"""Bytes of a page; images are left out of one that would have more."""
+
+NO_IMAGES = Gallery([], [], [], [])
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure and the sentence that says how to read it."""
+    """A figure, the sentence that says how to read it, and where it is a wide one the same for a narrow page."""
 
+    name: str
     svg: Markup
     caption: str
     wide: bool
+    narrow: Markup | None
 
 
-def write_report(run_folder: Path) -> Path:
-    """Write `report.html` into a finished run's folder."""
-    run = Run(run_folder)
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What probabilities are worth: pictures, a sentence about them, and sensitivities of a task of two classes."""
+
+    pictures: list[Picture]
+    sentences: list[str]
+    sensitivities: list[tuple[float, list[Estimate]]]
+
+
+def write_report(run_folder: Path, *, images: bool = True) -> Path:
+    """Write `report.html` into a run's folder, and its pictures into `figures/`; without images where they may not
+    leave."""
+    run = open_run(run_folder)
     (entry,) = entries = tables.enter([run])
-    page = open_environment().get_template("run.html").render(
-        title=f"{entry.name} on {Path(run.config['data']).name}",
-        multi_label=run.multi_label,
-        entry=entry,
-        images=tables.count_images(run),
-        counts=tables.count_classes(run),
-        predicted=tables.count_predicted(run),
-        remarks=tables.remark_split(run),
-        summary=_describe_run(entry),
-        classes=_picture_classes(entries) + _picture_confusions(entries),
-        curves=_picture_curves(entries),
-        pseudo_labels=_picture_pseudo_labels(entries),
-        inside=_picture_inside(entries),
-        making=_describe_making(run),
-    )  # fmt: skip
+    classes = _picture_classes(entries) + _picture_confusions(entries)
+    learning, pseudo_labels, inside = (
+        _picture_learning(entries),
+        _picture_pseudo_labels(entries),
+        _picture_inside(entries),
+    )
+    ranking, trust = _picture_ranking(entries), _judge_trust(entries)
+    gallery = collect(run) if images else NO_IMAGES
+    template = open_environment().get_template("run.html")
+    # Of very many classes even small pictures add up; a page that nobody can send is of no use.
+    for shown in (gallery, replace(gallery, cells=[]), NO_IMAGES):
+        page = template.render(
+            title=f"{entry.name} on {Path(run.config['data']).name}",
+            multi_label=run.multi_label,
+            entry=entry,
+            part=tables.judged_part(run),
+            kind=tables.PART_NAMES[tables.judged_part(run)],
+            images=tables.count_images(run),
+            counts=tables.count_classes(run),
+            predicted=tables.count_predicted(run),
+            warnings=tables.warn(run),
+            remarks=tables.remark_split(run),
+            summary=_describe_run(entry),
+            caveats=_describe_limits(entry),
+            control=run.result.get("control") or {},
+            classes=classes,
+            gallery=shown,
+            left_out=shown is not gallery,
+            ranking=ranking,
+            trust=trust,
+            curves=learning,
+            pseudo_labels=pseudo_labels,
+            inside=inside,
+            making=_describe_making(run),
+        )
+        if len(page.encode()) < LARGEST:
+            break
+    pictures = [*classes, *ranking, *trust.pictures, *learning, *pseudo_labels, *inside]
+    run.write_figures({picture.name: figures.alone(picture.svg) for picture in pictures})
     return write_whole(run.folder / "report.html", page)
 
 
 def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs side by side") -> Path:
     """Write one page about several runs on the same data; differences are to the first."""
-    entries = tables.enter([Run(folder) for folder in run_folders])
+    runs = [open_run(folder) for folder in run_folders]
+    entries = tables.enter(runs)
     rows = tables.compare_all(entries)
-    runs = [entry.run for entry in entries]
     page = open_environment().get_template("comparison.html").render(
         title=title,
         multi_label=runs[0].multi_label,
+        kind=tables.PART_NAMES[tables.judged_part(runs[0])],
         entries=entries,
         rows=rows,
         summary=_describe_comparison(entries, rows),
+        warnings=[
+            (entry, sentence) for entry in entries for sentence in tables.warn(entry.run)
+        ],
         counts=tables.count_classes(runs[0]),
         images=tables.count_images(runs[0]),
         remarks=list(dict.fromkeys(remark for run in runs for remark in tables.remark_split(run))),
         classes=_picture_classes(entries),
-        curves=_picture_curves(entries),
+        ranking=_picture_ranking(entries),
+        trust=_judge_trust(entries),
+        curves=_picture_learning(entries),
         confusions=_picture_confusions(entries),
         pseudo_labels=_picture_pseudo_labels(entries),
+        differing=_list_differing([run.config for run in runs]),
+        machines=_list_differing([_machine(run) for run in runs]),
+        machine=_common([_machine(run) for run in runs]),
     )  # fmt: skip
     return write_whole(out, page)
 
@@ -82,6 +139,7 @@ def open_environment() -> Environment:
     )
     environment.filters["duration"] = _format_duration
     environment.filters["setting"] = _format_setting
+    environment.filters["percent"] = lambda value: f"{value:.0%}".replace("%", " %")
     environment.filters["number"] = lambda value: "–" if value is None else f"{value:.3f}"
     return environment
 
@@ -105,7 +163,8 @@ def _describe_run(entry: Entry) -> str:
     if run.multi_label:
         return f"{summary}, from {weakest:.0%} for {weakest_name} to {strongest:.0%} for {strongest_name}."
     return (
-        f"{summary}. It recognises {fmean(value for value, _ in present):.0%} of a class's images on average, "
+        f"{summary}. It recognises {fmean(value for value, _ in present):.0%} of a class's images on average "
+        f"(95 % interval {scores.mca.low:.0%} to {scores.mca.high:.0%}), "
         f"from {weakest:.0%} of {weakest_name} to {strongest:.0%} of {strongest_name}."
     )
 
@@ -133,17 +192,72 @@ def _judge(metric: str, gap: Estimate) -> str:
     return f"{value[1:]} {metric} points {gap.verdict} ({interval})"
 
 
+def _describe_limits(entry: Entry) -> list[str]:
+    """The controls that stand beside the number, and what one run cannot tell."""
+    run, scores, sentences = entry.run, entry.scores, []
+    if scores.prior_mca is not None and not isnan(scores.prior_mca.value):
+        gain = 100 * (scores.prior_mca.value - scores.mca.value)
+        sentences.append(
+            "A control that needs no unlabeled image: dividing the probabilities by how frequent each class is among "
+            f"the labels gives an MCA of {' '.join([str(scores.prior_mca), scores.prior_mca.interval]).strip()}, "
+            f"{_signed(gain)} points."
+        )
+    for name, figures_of in (run.result.get("control") or {}).items():
+        known = [f"{key.upper()} {value:.3f}" for key, value in figures_of.items() if value is not None]
+        if known:
+            sentences.append(f"Another control, {name.replace('_', ' ')} on frozen features: {' and '.join(known)}.")
+    # Not of a short run's first epochs, which rise.
+    rows = run.metrics[-min(LAST, (len(run.metrics) + 1) // 2) :]
+    last = [row["test_mca"] for row in rows if row.get("test_mca") is not None]
+    moved = (
+        f" Over the last {len(last)} epochs alone MCA moved between {min(last):.3f} and {max(last):.3f}."
+        if len(last) > 1
+        else ""
+    )
+    sentences.append(
+        f"This is one seed on one split. The intervals say how much the {tables.PART_NAMES[tables.judged_part(run)]} "
+        f"images matter, not what another seed, split or choice of the epoch would give.{moved}"
+    )
+    return sentences
+
+
+def _signed(points: float) -> str:
+    return f"{points:+.1f}".replace("-", "−")
+
+
 def _describe_making(run: Run) -> dict[str, dict[str, Any]]:
     """Headings with settings; what was left at None is left out."""
-    config, environment = dict(run.config), dict(run.environment)
+    config = dict(run.config)
     method_settings = config.pop("method_settings")
-    for key in ("command", "classes", "multi_label", "remarks"):
-        environment.pop(key, None)
-    sections = {"Run": config, f"Settings of {config['method']}": method_settings, "Machine": environment}
+    sections = {"Run": config, f"Settings of {config['method']}": method_settings, "Machine": _machine(run)}
     return {
         heading: {key: value for key, value in items.items() if value is not None}
         for heading, items in sections.items()
         if items
+    }
+
+
+def _machine(run: Run) -> dict[str, Any]:
+    """What is known of where and with what a run was made, but for what the page says elsewhere."""
+    elsewhere = ("command", "classes", "multi_label", "remarks")
+    return {key: value for key, value in run.environment.items() if key not in elsewhere}
+
+
+def _list_differing(settings: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """The settings in which runs differ, with the value of each; those of methods stand among them."""
+    flat = [{**each, **each.get("method_settings", {})} for each in settings]
+    keys = dict.fromkeys(key for each in flat for key in each if key != "method_settings")
+    rows = {key: ["–" if each.get(key) is None else _format_setting(each[key]) for each in flat] for key in keys}
+    return {key: values for key, values in rows.items() if len(set(values)) > 1}
+
+
+def _common(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all have in common, but for what is unknown."""
+    first, *others = settings
+    return {
+        key: value
+        for key, value in first.items()
+        if value is not None and all(other.get(key) == value for other in others)
     }
 
 
@@ -158,19 +272,95 @@ def _picture_classes(entries: Sequence[Entry]) -> list[Picture]:
             "Share of each class's images that the model recognises, with its 95 % interval: "
             "rare classes stand at the bottom, and wide bars mean few test images."
         )
-    return [_picture(figures.draw_classes(entries), caption)]
+    return [_picture("classes", partial(figures.draw_classes, entries), caption)]
 
 
-def _picture_curves(entries: Sequence[Entry]) -> list[Picture]:
+def _picture_learning(entries: Sequence[Entry]) -> list[Picture]:
     texts = {
         "auc": "How well the model ranks images, after each epoch; the dot is the epoch that validation AUC chose.",
         "mca": "Mean share of each class recognised, after each epoch; the dot is the same epoch.",
     }
+    if all(len(entry.run.metrics) < 2 for entry in entries):
+        return []
     return [
-        _picture(figures.draw_learning_curves(entries, metric), text)
+        _picture(f"learning-{metric}", partial(figures.draw_learning_curves, entries, metric), text)
         for metric, text in texts.items()
-        if any(row.get(f"val_{metric}") is not None for entry in entries for row in entry.run.metrics)
+        if any(
+            row.get(f"{part}_{metric}") is not None
+            for entry in entries
+            for row in entry.run.metrics
+            for part in ("val", "test")
+        )
     ]
+
+
+def _picture_ranking(entries: Sequence[Entry]) -> list[Picture]:
+    """ROC and precision-recall curves of the classes that have them."""
+    kind = "label" if entries[0].run.multi_label else "class"
+    texts = {
+        "roc": f"ROC of each {kind}: as the threshold falls, the share of its images that are found against the share "
+        "of the others that are taken for it. In the title the area, AUC, and its 95 % interval; the dotted line is "
+        "guessing.",
+        "precision-recall": f"Of the images called by each {kind}, the share that is right, against the share of its "
+        "images that are found: for a rare one this falls long before ROC does. In the title the mean precision; the "
+        "dotted line is guessing.",
+    }
+    made = {"roc": curves.roc_curves, "precision-recall": curves.precision_recall_curves}
+    pictures = []
+    for name, text in texts.items():
+        lines = [made[name](entry.run) for entry in entries]
+        if any(curve is not None for each in lines for curve in each):
+            bands = "Bands hold 95 % of resamples of the images."
+            pictures.append(_picture(name, partial(figures.draw_curves, entries, lines, name), f"{text} {bands}"))
+    return pictures
+
+
+def _judge_trust(entries: Sequence[Entry]) -> Trust:
+    """Reliability of a single run, and coverage of all."""
+    judged = [entry for entry in entries if len(entry.run.predictions.part(tables.judged_part(entry.run))[1])]
+    if not judged:
+        return Trust([], [], [])
+    pictures, sentences = [], []
+    coverages = [curves.coverage(entry.run) for entry in judged]
+    if len(entries) == 1:
+        (entry,) = judged
+        before, after, temperature = curves.reliabilities(entry.run)
+        caption = (
+            "How often a decision is right against how sure the model is, in ten steps with 95 % intervals: on the "
+            "dotted line probabilities mean what they say, and below it the model is too sure."
+        )
+        pictures.append(_picture("reliability", partial(figures.draw_reliability, entry, before, after), caption))
+        scaled = None if after is None else after.error
+        sentences.append(_describe_calibration(entry.run, before.error, scaled, temperature))
+        sentences.append(_describe_coverage(coverages[0]))
+    caption = (
+        "What is gained by leaving unsure images to a person: of the decisions of which the model is surest, this "
+        "share is right. At the right end it decides alone."
+    )
+    pictures.append(_picture("coverage", partial(figures.draw_coverage, judged, coverages), caption))
+    return Trust(pictures, sentences, curves.sensitivities(entries[0].run) if len(entries) == 1 else [])
+
+
+def _describe_calibration(run: Run, before: float, after: float | None, temperature: float | None) -> str:
+    error = f"Confidence and accuracy are {100 * before:.1f} points apart on average (expected calibration error)"
+    if after is None or temperature is None:
+        return f"{error}; without validation images apart from these no temperature could be fitted."
+    count = tables.count_images(run)["val"]
+    direction = "too sure" if temperature > 1 else "not sure enough"
+    return (
+        f"{error}: by its {count} validation images the model is {direction}, and a temperature of {temperature:.2f}, "
+        f"which changes no decision, makes it {100 * after:.1f}."
+    )
+
+
+def _describe_coverage(coverage: Coverage) -> str:
+    last = len(coverage.kept) - 1
+    most = [place for place in range(len(coverage.kept)) if coverage.kept[place] <= 0.8]
+    place = most[-1] if most else last
+    return (
+        f"Deciding alone the model is right in {coverage.right[last]:.0%} of the cases; if a person takes the "
+        f"{1 - coverage.kept[place]:.0%} of which it is least sure, in {coverage.right[place]:.0%} of the others."
+    )
 
 
 def _picture_confusions(entries: Sequence[Entry]) -> list[Picture]:
@@ -183,7 +373,7 @@ def _picture_confusions(entries: Sequence[Entry]) -> list[Picture]:
     captions = [caption, *(f"The same for {entry.name}." for entry in entries[1:])]
     titles = ["Confusion matrix"] if len(entries) == 1 else [entry.name for entry in entries]
     drawn = zip(entries, titles, captions, strict=True)
-    return [_picture(figures.draw_confusion(entry, title), text) for entry, title, text in drawn]
+    return [_picture("confusion", partial(figures.draw_confusion, entry, title), text) for entry, title, text in drawn]
 
 
 def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
@@ -196,7 +386,9 @@ def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
         "How far the mean prediction on unlabeled images of each class is from that on labeled ones: "
         "alignment is there to shorten it."
     )
-    pictures = _picture_known(figures.draw_pseudo_labels, judged, entries, "pseudo_confusion")
+    pictures = _picture_by_class(
+        "pseudo-labels", figures.PSEUDO_LABELS, judged, entries, "pseudo_confusion", shares=True
+    )
     multi_label = entries[0].run.multi_label
     figure = "pseudo_auc" if multi_label else "flip_rate"
     if summarised := [entry for entry in entries if any(row.get(figure) is not None for row in entry.run.metrics)]:
@@ -206,9 +398,11 @@ def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
             if multi_label
             else "How many pseudo-labels are right, and how many of them alignment changed."
         )
-        pictures.append(_picture(figures.draw_pseudo_summary(summarised), caption))
+        if any(row.get(key) for entry in summarised for row in entry.run.metrics for key in figures.SUMMARY):
+            pictures.append(_picture("pseudo-label-summary", partial(figures.draw_pseudo_summary, summarised), caption))
     marginals = ("labeled_marginals", "unlabeled_marginals", "aligned_marginals")
-    return pictures + _picture_known(figures.draw_distances, distant, entries, *marginals)
+    known = _knowing(entries, *marginals)
+    return pictures + ([_picture("distances", partial(figures.draw_distances, known), distant)] if known else [])
 
 
 def _picture_inside(entries: Sequence[Entry]) -> list[Picture]:
@@ -218,25 +412,41 @@ def _picture_inside(entries: Sequence[Entry]) -> list[Picture]:
         "and the share of the images predicted as it that alignment moved to another."
     )
     return [
-        *_picture_known(figures.draw_queue, queued, entries, "queue_counts"),
-        *_picture_known(figures.draw_alignment, tempered, entries, "temperatures", "flips"),
+        *_picture_by_class("queue", figures.QUEUE, queued, entries, "queue_counts"),
+        *_picture_by_class("alignment", figures.ALIGNMENT, tempered, entries, "temperatures", "flips"),
     ]
 
 
-def _picture_known(
-    draw: Callable[[list[Entry]], Figure], caption: str, entries: Sequence[Entry], *keys: str
+def _picture_by_class(
+    name: str, readers: figures.Readers, caption: str, entries: Sequence[Entry], *keys: str, shares: bool = False
 ) -> list[Picture]:
-    """A picture of the entries whose history has something to show under all the keys; none where no entry has."""
-    known = [
+    """Panels of the classes in which something happens; none where nothing does."""
+    known = _knowing(entries, *keys)
+    moving = figures.find_moving(known, readers) if known else []
+    if not moving:
+        return []
+    still = [each for i, each in enumerate(known[0].run.classes) if i not in moving]
+    if still:
+        caption = f"{caption} Left out, since nothing moves there: {', '.join(still)}."
+    return [_picture(name, partial(figures.draw_by_class, known, readers, moving, shares=shares), caption)]
+
+
+def _knowing(entries: Sequence[Entry], *keys: str) -> list[Entry]:
+    """The entries whose history has something to show under one of the keys, and all of them."""
+    return [
         entry
         for entry in entries
-        if all(key in entry.run.history and (entry.run.history[key] > 0).any() for key in keys)
+        if all(key in entry.run.history for key in keys)
+        and any((np.nan_to_num(entry.run.history[key]) > 0).any() for key in keys)
     ]
-    return [_picture(draw(known), caption)] if known else []
 
 
-def _picture(figure: Figure, caption: str) -> Picture:
-    return Picture(figures.to_svg(figure, caption), caption, wide=figure.get_figwidth() * 72 > figures.HALF)
+def _picture(name: str, draw: Callable[..., Figure], caption: str) -> Picture:
+    """What is as wide as the page is drawn once more for a phone."""
+    figure = draw()
+    wide = figure.get_figwidth() * 72 > figures.HALF
+    narrow = figures.to_svg(draw(narrow=True), caption) if wide else None
+    return Picture(name, figures.to_svg(figure, caption), caption, wide, narrow)
 
 
 def _format_duration(seconds: float) -> str:

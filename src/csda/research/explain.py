@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from csda.alignment import align, align_agnostic, change_basis, temper, temperatures, transition
 from csda.condition_queue import VariableConditionQueue
-from csda.report.figures import FULL, PALETTE, STYLE, to_svg
+from csda.report.figures import FULL, PALETTE, STYLE, alone, to_svg
 
 CLASSES = ("naevus", "melanoma", "dermatofibroma")
 LABELED = torch.tensor([[0.80, 0.15, 0.05], [0.35, 0.55, 0.10], [0.30, 0.20, 0.50]])
@@ -273,13 +272,7 @@ PICTURES: dict[str, tuple[Callable[[], Figure], str]] = {
 def render(name: str) -> str:
     """A picture as an SVG file that follows the reader's choice of light or dark."""
     draw, description = PICTURES[name]
-    svg = str(to_svg(draw(), description))
-    css = (files("csda.report") / "style.css").read_text(encoding="utf-8")
-    variables = css[: css.index("* {")]
-    look = f"<style>{variables}text {{ font-family: system-ui, 'Segoe UI', Roboto, Arial, sans-serif; }}</style>"
-    card = '<rect width="100%" height="100%" rx="12" style="fill: var(--paper)"/>'
-    end = svg.index(">") + 1
-    return f"{svg[:end]}{look}{card}{svg[end:]}"
+    return alone(to_svg(draw(), description))
 
 
 def main(folder: Path) -> None:

@@ -129,6 +129,12 @@ def _page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
         for line in lines
     )
     orders = "\n".join(f"- {line['order']}: {MEANINGS[line['order']]}" for line in lines)
+    best = max(lines, key=lambda line: float(line["mca_gap"]))
+    verdict = (
+        "with an interval above zero"
+        if best["mca_low"] > 0
+        else "but its interval is not above zero: it may be no better than random order"
+    )
     head = (
         "order", "MCA, mean over the steps", "ahead of random, points", f"MCA with {meta['most']}",
         "AUC, mean", "ahead, points", "labels of the rarest class",
@@ -147,8 +153,9 @@ of the split.
 |{"---|" * len(head)}
 {table}
 
-Intervals are 95 % bootstrap intervals over the {len(meta["seeds"])} seeds, which are few: they are too narrow rather
-than too wide.
+Furthest ahead of random order in MCA is {best["order"]}, {verdict}. It is the best of several on the same seeds, which
+makes it look better than it is. Intervals are 95 % bootstrap intervals over the {len(meta["seeds"])} seeds. These are
+few, so that the intervals are too narrow rather than too wide.
 
 {orders}
 

@@ -1,0 +1,186 @@
+"""The curves of a report as numbers: ROC, precision-recall, reliability and coverage, with 95 % intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from csda import calibration, metrics
+from csda.report.tables import Estimate, judged_part
+from csda.runs import Run
+
+Array = npt.NDArray[np.float64]
+Positives = npt.NDArray[np.bool_]
+
+GRID = np.linspace(0, 1, 101)
+"""Where the bands of curves are computed."""
+SAMPLES = 400
+BINS = 10
+SPECIFICITIES = (0.8, 0.9, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A curve as it was measured, a band around it over the grid, and the area below it; of one class."""
+
+    x: Array
+    y: Array
+    low: Array
+    high: Array
+    area: Estimate
+    prevalence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """How often decisions of each confidence are right, in bins, and the calibration error [0, 1]."""
+
+    confidence: Array
+    hits: Array
+    low: Array
+    high: Array
+    counts: npt.NDArray[np.int64]
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What is gained by leaving the unsure images to a person: rising shares that are kept, and how many of these are
+    right."""
+
+    kept: Array
+    right: Array
+    low: Array
+    high: Array
+
+
+def roc_curves(run: Run) -> list[Curve | None]:
+    """Of each class; None where the images are all of it or none is."""
+    return _of_each_class(run, _roc)
+
+
+def precision_recall_curves(run: Run) -> list[Curve | None]:
+    """Of each class; None where the images are all of it or none is."""
+    return _of_each_class(run, _precision_recall)
+
+
+def reliabilities(run: Run) -> tuple[Reliability, Reliability | None, float | None]:
+    """Before and after temperature scaling, and the temperature; the latter None where no validation image chose it."""
+    probs, labels = run.predictions.part(judged_part(run))
+    before, temperature = _reliability(probs, labels), fit_temperature(run)
+    if temperature is None:
+        return before, None, None
+    scaled = metrics.scale_temperature(probs, temperature, multi_label=run.multi_label)
+    return before, _reliability(scaled, labels), temperature
+
+
+def fit_temperature(run: Run) -> float | None:
+    """The temperature that fits the validation images best; None where there are none, or where they are what is
+    judged."""
+    if judged_part(run) == "val":
+        return None
+    if run.calibration is not None:
+        return run.calibration.temperature
+    probs, labels = run.predictions.part("val")
+    return calibration.fit_temperature(probs, labels) if len(labels) else None
+
+
+def coverage(run: Run) -> Coverage:
+    """Over decisions ordered by confidence; where an image may have several labels each label is a decision."""
+    confidence, hits = metrics.confidence_and_hits(*run.predictions.part(judged_part(run)))
+    kept, right = metrics.coverage_curve(confidence, hits)
+    counts = np.round(kept * len(hits))
+    low, high = metrics.wilson_interval(np.round(right * counts), counts)
+    return Coverage(kept, right, low, high)
+
+
+def sensitivities(run: Run) -> list[tuple[float, list[Estimate]]]:
+    """Of a task of two classes: for some specificities the sensitivity, taking each of the two classes as the positive
+    one."""
+    probs, labels = run.predictions.part(judged_part(run))
+    if run.multi_label or len(run.classes) != 2 or len(np.unique(labels)) != 2:
+        return []
+    rows = []
+    for specificity in SPECIFICITIES:
+        estimates = []
+        for name in range(2):
+            positive = labels == name
+
+            def measure(
+                scores: Array, weights: Array, positive: Positives = positive, at: float = specificity
+            ) -> Array:
+                return metrics.sensitivity_at(at, scores, positive, weights)
+
+            value = float(metrics.sensitivity_at(specificity, probs[:, name], positive))
+            low, high = metrics.bootstrap_interval(measure, probs[:, name], samples=SAMPLES, strata=labels)
+            estimates.append(Estimate(value, float(low), float(high), count=int(positive.sum())))
+        rows.append((specificity, estimates))
+    return rows
+
+
+def _of_each_class(run: Run, measure: Callable[[Array, Positives], Curve]) -> list[Curve | None]:
+    probs, labels = run.predictions.part(judged_part(run))
+    n = len(run.classes)
+    truth = labels.astype(bool) if run.multi_label else np.equal.outer(labels, np.arange(n))
+    return [
+        measure(probs[:, name], truth[:, name]) if 0 < truth[:, name].sum() < len(truth) else None for name in range(n)
+    ]
+
+
+def _roc(scores: Array, positive: Positives) -> Curve:
+    def at_grid(scores: Array, weights: Array) -> Array:
+        false, true, _ = metrics.roc_curve(scores, positive, weights)
+        return metrics.curve_at(GRID, false, true)
+
+    def area(scores: Array, weights: Array) -> Array:
+        return metrics.roc_auc(scores, positive, weights)
+
+    x, y, _ = metrics.roc_curve(scores, positive)
+    return _curve(x, y, at_grid, area, metrics.roc_auc(scores, positive), scores, positive)
+
+
+def _precision_recall(scores: Array, positive: Positives) -> Curve:
+    def at_grid(scores: Array, weights: Array) -> Array:
+        recalls, precisions, _ = metrics.precision_recall_curve(scores, positive, weights)
+        return _precision_at(recalls, precisions)
+
+    def area(scores: Array, weights: Array) -> Array:
+        return metrics.average_precision(scores, positive, weights)
+
+    x, y, _ = metrics.precision_recall_curve(scores, positive)
+    return _curve(x, y, at_grid, area, float(metrics.average_precision(scores, positive)), scores, positive)
+
+
+def _curve(
+    x: Array,
+    y: Array,
+    at_grid: Callable[..., Array],
+    area: Callable[..., Array],
+    value: float,
+    scores: Array,
+    positive: Positives,
+) -> Curve:
+    strata = positive.astype(np.intp)
+    low, high = metrics.bootstrap_interval(at_grid, scores, samples=SAMPLES, strata=strata)
+    bounds = metrics.bootstrap_interval(area, scores, samples=SAMPLES, strata=strata)
+    area_of = Estimate(value, float(bounds[0]), float(bounds[1]), count=int(positive.sum()))
+    return Curve(x, y, low, high, area_of, float(positive.mean()))
+
+
+def _precision_at(recalls: Array, precisions: Array) -> Array:
+    """Precision where a recall of each place of the grid is first reached [..., G]."""
+    rows = zip(recalls.reshape(-1, recalls.shape[-1]), precisions.reshape(-1, precisions.shape[-1]), strict=True)
+    values = [
+        precision[np.minimum(np.searchsorted(recall, GRID - 1e-12), len(recall) - 1)] for recall, precision in rows
+    ]
+    return np.stack(values).reshape(*recalls.shape[:-1], len(GRID))
+
+
+def _reliability(probs: Array, labels: npt.NDArray[np.int64]) -> Reliability:
+    confidence, hits = metrics.confidence_and_hits(probs, labels)
+    sure, right, counts = metrics.reliability(confidence, hits, BINS)
+    low, high = metrics.wilson_interval(np.round(np.nan_to_num(right) * counts), counts)
+    return Reliability(sure, right, low, high, counts, metrics.calibration_error(probs, labels, BINS))

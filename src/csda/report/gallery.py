@@ -1,0 +1,205 @@
+"""The images of a report, as data addresses that a page can hold: mistakes, confusions, pseudo-labels, and where the
+network looks."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from csda import examples, metrics
+from csda.data.splits import label_text
+from csda.report.tables import judged_part
+from csda.runs import Run
+
+HEAT = matplotlib.colormaps["viridis"]
+"""From purple, no evidence, to yellow: visible on red tissue and on grey."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One image: its address, the words below it, what it is for a reader who cannot see it, and whether the model was
+    right, where that is known. `heat` is the address of a map to lay over it."""
+
+    source: str
+    words: str
+    sentence: str
+    right: bool | None
+    heat: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Images under a heading, with their number among how many."""
+
+    heading: str
+    remark: str
+    images: tuple[Shown, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The images behind one cell of the confusion matrix."""
+
+    truth: str
+    predicted: str
+    count: int
+    right: bool
+    images: tuple[Shown, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gallery:
+    """All images of a report; lists are empty where the run kept none."""
+
+    mistakes: list[Group]
+    cells: list[list[Cell]]
+    guesses: list[Group]
+    seen: list[Group]
+
+    def __bool__(self) -> bool:
+        return bool(self.mistakes or self.cells or self.guesses or self.seen)
+
+
+def collect(run: Run) -> Gallery:
+    """The images that a report of this run shows, of those that lie in its folder."""
+    if not run.thumbnails.pictures:
+        return Gallery([], [], [], [])
+    wall = _Wall(run)
+    return Gallery(wall.mistakes(), wall.cells(), wall.guesses(), wall.seen())
+
+
+class _Wall:
+    def __init__(self, run: Run) -> None:
+        self.run, self.classes = run, run.classes
+        part = judged_part(run)
+        self.probs, self.labels = run.predictions.part(part)
+        self.ids = [
+            row for row, split in zip(run.predictions.ids, run.predictions.splits, strict=True) if split == part
+        ]
+        self.predicted = metrics.decide(self.probs, run.multi_label)
+
+    def mistakes(self) -> list[Group]:
+        groups = []
+        for name, rows in enumerate(examples.choose_mistakes(self.probs, self.labels)):
+            truth = self.labels[:, name] == 1 if self.run.multi_label else self.labels == name
+            wrong = np.array([self._is_wrong(row, name) for row in range(len(self.probs))], dtype=bool)
+            count = int(wrong.sum()) if self.run.multi_label else int((wrong & truth).sum())
+            remark = (
+                f"{count} of {len(truth)} wrong" if self.run.multi_label else f"{count} of {int(truth.sum())} wrong"
+            )
+            shown = self._judged(rows, name)
+            if shown:
+                groups.append(Group(self.classes[name], remark, shown))
+        return groups
+
+    def cells(self) -> list[list[Cell]]:
+        """Rows of cells, a row for each true class."""
+        if self.run.multi_label:
+            return []
+        chosen = examples.choose_cells(self.probs, self.labels)
+        counts = metrics.confusion(self.labels, metrics.predict(self.probs), len(self.classes))
+        rows = []
+        for truth, name in enumerate(self.classes):
+            cells = [
+                Cell(name, self.classes[guess], int(counts[truth, guess]), truth == guess, shown)
+                for guess in np.argsort(-counts[truth], kind="stable").tolist()
+                if (truth, guess) in chosen and (shown := self._judged(chosen[truth, guess], truth))
+            ]
+            if cells:
+                rows.append(cells)
+        return rows
+
+    def guesses(self) -> list[Group]:
+        if not self.run.pseudo_labels:
+            return []
+        ids, probs = list(self.run.pseudo_labels), np.array(list(self.run.pseudo_labels.values()))
+        decided = metrics.predict(probs, self.run.multi_label)
+        groups = []
+        for name, rows in enumerate(examples.choose_guesses(probs, multi_label=self.run.multi_label)):
+            count = int(decided[:, name].sum()) if self.run.multi_label else int((decided == name).sum())
+            shown = tuple(
+                image for row in rows if (image := self._guessed(ids[row], float(probs[row, name]), name)) is not None
+            )
+            if shown:
+                groups.append(Group(self.classes[name], f"{count:,} of {len(ids):,} unlabeled images", shown))
+        return groups
+
+    def seen(self) -> list[Group]:
+        groups = []
+        for name, pairs in enumerate(examples.choose_seen(self.probs, self.labels)):
+            shown = []
+            for row, target in pairs:
+                heat = self.run.thumbnails.maps.get((self.ids[row], target))
+                if heat is None:
+                    continue
+                for image in self._judged([row], name):
+                    words = f"evidence for {self.classes[target]}"
+                    shown.append(
+                        Shown(image.source, image.words, f"{image.sentence}; {words}", image.right, draw_heat(heat))
+                    )
+            if shown:
+                groups.append(Group(self.classes[name], "", tuple(shown)))
+        return groups
+
+    def _is_wrong(self, row: int, name: int) -> bool:
+        if self.run.multi_label:
+            return bool((self.probs[row, name] >= 0.5) != (self.labels[row, name] == 1))
+        return bool(self.predicted[row] != self.labels[row])
+
+    def _judged(self, rows: Iterable[int], name: int) -> tuple[Shown, ...]:
+        shown = []
+        for row in rows:
+            picture = self.run.thumbnails.pictures.get(self.ids[row])
+            if picture is None:
+                continue
+            wrong = self._is_wrong(row, name)
+            if self.run.multi_label:
+                there, share = bool(self.labels[row, name]), float(self.probs[row, name])
+                words = f"{'has it' if there else 'lacks it'}, {_percent(share)}"
+                sentence = f"{self.ids[row]}: {words} for {self.classes[name]}"
+            else:
+                guess, share = int(self.probs[row].argmax()), float(self.probs[row].max())
+                words = f"{self.classes[guess]} {_percent(share)}"
+                sentence = f"{self.ids[row]}: {self.classes[int(self.labels[row])]}, taken for {words}"
+            shown.append(Shown(address(picture), words, sentence, not wrong))
+        return tuple(shown)
+
+    def _guessed(self, image: str, share: float, name: int) -> Shown | None:
+        picture = self.run.thumbnails.pictures.get(image)
+        if picture is None:
+            return None
+        truth = self.run.truth.get(image)
+        right: bool | None = None
+        words = _percent(share)
+        if truth is not None and self.run.multi_label:
+            right = bool(self.run.encode([truth])[0, name])
+            words = f"{words}, {'has it' if right else 'lacks it'}"
+        elif truth is not None:
+            right = truth == label_text(name, self.classes)
+            words = words if right else f"{words}, is {truth}"
+        return Shown(address(picture), words, f"{image}: taken for {self.classes[name]}, {words}", right)
+
+
+def address(picture: bytes, kind: str = "webp") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+
+
+def draw_heat(evidence: npt.NDArray[np.uint8]) -> str:
+    """A map as a picture to lay over the image, the more opaque the more evidence."""
+    # Smooth here already: browsers differ in how they enlarge few pixels.
+    smooth = np.asarray(Image.fromarray(evidence).resize((48, 48), Image.Resampling.BICUBIC))
+    pixels = HEAT(smooth, alpha=0.3 + 0.4 * (smooth / 255.0), bytes=True)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "WEBP", quality=60, alpha_quality=60)
+    return address(buffer.getvalue())
+
+
+def _percent(share: float) -> str:
+    return ">99 %" if share > 0.995 else f"{share:.0%}".replace("%", " %")
