@@ -90,12 +90,12 @@ class RunConfig(Settings):
     source: Annotated[Text | None, DETAIL] = Field(
         None, description="source of the images; by default recognised from the layout of the folder"
     )
-    split: Text | None = Field(None, description="split CSV, or folder of published lists")
+    split: Text | None = Field(None, description="split CSV, or folder of split lists")
     image_column: Annotated[Text, DETAIL] = Field("image", description="column of a CSV that names the image")
     label_column: Annotated[Text, DETAIL] = Field("label", description="column of a CSV that has the label")
     group_column: Annotated[Text, DETAIL] = Field("group", description="column of a CSV that has the patient or group")
     split_column: Annotated[Text, DETAIL] = Field("split", description="column of a CSV that names the part")
-    split_by: Literal["image", "group"] | None = Field(None, description="what stays in one part; groups where known")
+    split_by: Literal["image", "group"] | None = Field(None, description="whether groups stay in one part")
     split_seed: Annotated[int | None, DETAIL] = Field(
         None, ge=0, lt=2**31, description="seed of the split; by default the seed of the run"
     )
@@ -195,7 +195,7 @@ class RunConfig(Settings):
     )
 
     device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
-    precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="arithmetic; on a GPU bf16 by default")
+    precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="on a GPU bf16 by default")
     resident_share: Annotated[float, DETAIL] = Field(
         0.6, ge=0, le=1, description="share of the free device memory for pixels; the rest is streamed; 0 streams all"
     )
