@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import json
 import re
 import shlex
 import shutil
@@ -16,16 +15,14 @@ import sys
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from csda import cli, demo
+from csda import cli
 from csda.methods import METHODS
 from csda.research.experiments import read_experiment
-from csda.runs import Run
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -47,7 +44,7 @@ ELSEWHERE = {
     r"csda .*pad_ufes.*": "tests/test_add_a_source.py::test_the_three_steps_lead_to_a_source",
     r"csda pseudo-counts .*": "tests/test_add_a_command.py::test_the_three_steps_lead_to_a_command",
     r"torchrun .*": "tests/test_distributed.py::test_two_processes_train_what_one_does",
-    r"csda demo.*": "tests/test_commands.py::test_the_demonstration",
+    r"csda demo.*": "tests/test_demo.py",
     r"csda weights get .*": "tests/models/test_download.py::test_the_commands",
     r"csda train .*backbone=mobilenet_v2 --set pretrained.*": "tests/test_pretrained_training.py",
     r"csda train .*weights=my_weights.*": "tests/test_pretrained_training.py",
@@ -55,6 +52,10 @@ ELSEWHERE = {
     r"csda reproduce .*--fresh.*": "tests/research/test_reproduce.py",
     r"csda reproduce fig\d.*": "tests/research/test_paper.py",
     r"csda export .*": "tests/test_export.py",
+    r"csda review .*": "tests/review/test_server.py",
+    r"csda (labels export|train --labels-from) .*": "tests/review/test_labels_from.py",
+    r"csda train my_images/labels\.csv": "tests/review/test_labels_from.py",
+    r"python -m csda\.research\.estimators .*": "tests/research/test_estimators.py",
     r"csda bench \w+.*": "tests/research/test_bench.py",
 }
 
@@ -231,24 +232,6 @@ def test_the_commands_of_a_page_run(
             shutil.rmtree(world / "my_images")
             (world / "my_images").symlink_to(images)
     capsys.readouterr()
-
-
-def test_the_demonstration(
-    images: Path, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As the command runs it, on few images and for few steps."""
-    train = demo.train
-
-    def train_small(**choices: Any) -> Run:
-        known = METHODS[choices["method"]].settings.model_fields
-        small = SMALL | {key: "16" for key in ("capacity", "refresh_batch_size") if key in known}
-        choices["settings"] = {key: json.loads(value) for key, value in small.items()}
-        return train(images, **choices)
-
-    monkeypatch.setattr(demo, "train", train_small)
-    _run(["csda", "demo", "--seed", "1", "--out", "demo-1"], monkeypatch)
-    assert (world / "demo-1" / "report.html").is_file()
-    assert "Report: demo-1/report.html" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
