@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import json
 import re
 import shlex
 import shutil
@@ -20,9 +21,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csda import cli
+from csda import cli, training
 from csda.methods import METHODS
+from csda.progress import Reporter
 from csda.research.experiments import read_experiment
+from csda.runs import Run
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -232,6 +235,22 @@ def test_the_commands_of_a_page_run(
             shutil.rmtree(world / "my_images")
             (world / "my_images").symlink_to(images)
     capsys.readouterr()
+
+
+def test_the_python_of_the_readme(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [code] = [code for language, code in FENCE.findall((ROOT / "README.md").read_text()) if language == "python"]
+    train = training.train
+
+    def train_small(data: str, *, method: str, out: str) -> Run:
+        small = {key: json.loads(value) for key, value in SMALL.items()}
+        return train(data, method=method, out=out, settings=small, reporter=Reporter())
+
+    monkeypatch.setattr(training, "train", train_small)
+    exec(code, {})
+    assert "melanoma" in capsys.readouterr().out
+    assert (world / "run" / "result.json").is_file()
 
 
 @pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
