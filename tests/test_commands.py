@@ -86,7 +86,9 @@ def _commands(page: Path) -> list[str]:
     blocks = [code for language, code in FENCE.findall(text) if language in ("sh", "bash", "console")]
     lines = [line for code in blocks for line in code.splitlines()]
     inline = re.findall(r"`((?:csda|make|python|pytest|pip|torchrun|TRITON_\w+=1) [^`]+)`", FENCE.sub("", text))
-    inline = [line for line in inline if len(line.split()) > 2 and not re.search(r"…|\b[A-Z]{3,}\b(?!=)", line)]
+    names = re.compile(r"csda (data|cache|labels|weights) \w+")  # a command that is spoken of, not called
+    inline = [line for line in inline if len(line.split()) > 2 and not names.fullmatch(line)]
+    inline = [line for line in inline if not re.search(r"…|\b[A-Z]{3,}\b(?!=)", line)]
     found = [line.partition("  #")[0].removeprefix("$ ").strip() for line in [*lines, *inline]]
     return list(dict.fromkeys(line for line in found if line and not line.startswith("#")))
 
@@ -201,7 +203,7 @@ def test_the_commands_of_a_page_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("csda.report.write_report", lambda folder: folder / "report.html")  # `finished` has written one
+    monkeypatch.setattr("csda.report.write_report", lambda folder, **_: folder / "report.html")  # see `finished`
     for command in _commands(page):
         if _elsewhere(command) is not None:
             continue
