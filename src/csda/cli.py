@@ -461,7 +461,7 @@ def data_check(
 
 @weights_app.callback(invoke_without_command=True)
 def weights(context: typer.Context) -> None:
-    """List the published weights that a network can begin with: which are at hand, and how to get the others."""
+    """List the published weights that a network can begin with: which are available, and how to get the others."""
     if context.invoked_subcommand is None:
         from csda.models.catalog import weights_table
 
@@ -488,7 +488,7 @@ def cache(context: typer.Context) -> None:
 
 @cache_app.command("clear")
 def cache_clear() -> None:
-    """Remove pixels and hashes of files from the cache; they are made anew when needed. Weights stay."""
+    """Remove pixels and hashes of files from the cache; they are made again when needed. Weights stay."""
     from csda.data.cache import clear_cache, format_size
     from csda.folders import default_cache
 

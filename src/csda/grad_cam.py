@@ -19,7 +19,7 @@ def grad_cam(model: TwoStream, images: Tensor, classes: Tensor) -> Tensor | None
     map of features.
 
     The activations A_k of the deepest layer with at least 7×7 cells are weighted by the mean gradient α_k of the
-    class's logit, and what is positive of Σ_k α_k A_k is kept, divided by its largest value. A network that goes on
+    class's logit, and what is positive of Σ_k α_k A_k is kept, divided by its largest value. A network that continues
     with sequences of patches, such as a vision transformer, has no such layer.
     """
     side = min(SIDE, images.shape[-1])

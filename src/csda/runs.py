@@ -140,7 +140,7 @@ class Run:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether there is something to continue from."""
         return self._path("checkpoint.pt").exists()
 
     @property
@@ -170,7 +170,7 @@ class Run:
 
     @property
     def beginning(self) -> Begun:
-        """What `prepare_data` needs to go on with this run."""
+        """What `prepare_data` needs to continue with this run."""
         return Begun(self._path("split.csv"), self.split, self.truth, self.environment.get("data_digest"))
 
     @cached_property
@@ -283,7 +283,7 @@ class Run:
         return run
 
     def check_config(self, config: RunConfig) -> None:
-        """A run goes on with the settings it began with, or not at all."""
+        """A run continues with the settings it began with, or not at all."""
         changed = differences(config, self.settings)
         if changed and not self._only_places_differ(config):
             raise RunError(
@@ -452,7 +452,7 @@ class Run:
             whole = False
         if not whole:
             raise RunError(f"{path}: damaged; restore it, or delete it to have this run read without being checked")
-        # A run that was cut off at its end concludes anew.
+        # A run that was cut off at its end concludes again.
         return {name: entry for name, entry in files.items() if name in _FIRST or self.finished}
 
     def _content(self, name: str) -> bytes:
@@ -624,7 +624,7 @@ def _occupied(folder: Path) -> bool:
 
 
 def require_unused(folder: Path) -> None:
-    """Refuse a folder with anything in it, but for what was left of a run that was cut off while it began."""
+    """Refuse a folder with anything in it, except for what was left of a run that was cut off while it began."""
     with explained(folder):
         if not folder.exists() or not _occupied(folder):
             return

@@ -64,7 +64,7 @@ def write_report(run_folder: Path, *, images: bool = True) -> Path:
     ranking, trust = _picture_ranking(entries), _judge_trust(entries)
     gallery = collect(run) if images else NO_IMAGES
     template = open_environment().get_template("run.html")
-    # Of very many classes even small pictures add up; a page that nobody can send is of no use.
+    # Of very many classes even small pictures add up; a page that nobody can send is useless.
     for shown in (gallery, replace(gallery, cells=[]), NO_IMAGES):
         page = template.render(
             title=f"{entry.name} on {Path(run.config['data']).name}",
@@ -238,7 +238,7 @@ def _describe_making(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def _machine(run: Run) -> dict[str, Any]:
-    """What is known of where and with what a run was made, but for what the page says elsewhere."""
+    """What is known of where and with what a run was made, except for what the page says elsewhere."""
     elsewhere = ("command", "classes", "multi_label", "remarks")
     return {key: value for key, value in run.environment.items() if key not in elsewhere}
 
@@ -252,7 +252,7 @@ def _list_differing(settings: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def _common(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all have in common, but for what is unknown."""
+    """What all have in common, except for what is unknown."""
     first, *others = settings
     return {
         key: value

@@ -84,13 +84,13 @@ class Scores:
 
     def by_class(self, *, multi_label: bool) -> tuple[Estimate, ...]:
         """What classes are compared by: recall, or AUC where an image may have several labels, since the probability of
-        a rare label hardly ever reaches one half."""
+        a rare label rarely reaches one half."""
         return self.class_auc if multi_label else self.recall
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A run as it stands in a report, alone or among others."""
+    """A run in a report, alone or among others."""
 
     run: Run
     name: str
@@ -116,7 +116,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ClassCounts:
-    """Images of one class in each part; `unlabeled` is None where nobody knows the truth."""
+    """Images of one class in each part; `unlabeled` is None where the truth is unknown."""
 
     name: str
     labeled: int
@@ -470,7 +470,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def choose_colours(names: Iterable[str], order: Sequence[str] = COLOURS) -> list[str]:
-    """A colour a name: a method's own where it is free, else the next free one; past eight they begin anew."""
+    """A colour for each name: a method's own where it is free, else the next free one; past eight they begin again."""
     colours: list[str] = []
     for name in names:
         least = min(colours.count(colour) for colour in order)

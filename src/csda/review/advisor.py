@@ -66,7 +66,7 @@ class Advisor:
     def _prepare(self) -> None:
         try:
             self.prepare()
-        except Exception as error:  # whatever it is, the page goes on without
+        except Exception as error:  # whatever it is, the page continues without
             self.progress, self.problem = None, str(error)
 
     def prepare(self) -> None:
@@ -86,7 +86,7 @@ class Advisor:
         self.progress = min(share, 0.99)
 
     def refresh(self) -> int:
-        """Learn from the labels so far and order anew; how many they are."""
+        """Learn from the labels so far and order again; how many they are."""
         from csda.review.learning import learn, leave_out
 
         session = self._session

@@ -42,7 +42,7 @@ class Pictures:
             return kept.read_bytes()
         content = _encode(read_picture(path, THUMBNAIL), quality=80)
         draft = kept.with_name(f".{token_hex(8)}")
-        with suppress(OSError):  # where the cache takes nothing they are made anew each time
+        with suppress(OSError):  # where the cache takes nothing they are made again each time
             kept.parent.mkdir(parents=True, exist_ok=True)
             try:
                 draft.write_bytes(content)

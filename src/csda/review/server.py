@@ -111,7 +111,7 @@ class Kept(BaseModel):
 
 
 class Changes(Kept):
-    """What else goes on: the share of the features that is there, or why there are none."""
+    """Background work: the share of the features that is computed, or why there are none."""
 
     progress: float | None
     problem: str | None
@@ -327,7 +327,7 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
 
     @app.post("/api/refresh")
     def refresh() -> Refreshed:
-        """Learn from the labels so far, and order the images anew."""
+        """Learn from the labels so far, and order the images again."""
         if not advisor.can_refresh:
             raise HTTPException(400, "there are no features to learn from")
         return Refreshed(learned_from=advisor.refresh())
