@@ -128,7 +128,7 @@ def test_the_first_step_does_not_count_for_the_estimate(
     reporter = Notes()
     run = train_tiny(tiny_images, tmp_path / "run", reporter=reporter)
     counts = {part: sum(row.split == part for row in run.split) for part in ("unlabeled", "val", "test")}
-    batch = min(run.config["eval_batch_size"], counts["val"])
+    batch = min(run.config["eval_batch_size"], counts["test"])
     epoch = 4 * 0.1 + (counts["val"] + counts["test"]) / batch * 0.2
     guessing = 4 * 0.2 + counts["unlabeled"] / batch * 0.2
     expected = format_duration(3 * epoch + 2 * guessing)
