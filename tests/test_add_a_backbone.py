@@ -23,7 +23,7 @@ def test_the_steps_lead_to_a_trained_network(tmp_path: Path) -> None:
     run([*words, "--out", "run"], checkout)
     assert 'backbone = "vgg_small"' in (checkout / "run/config.toml").read_text(encoding="utf-8")
     shapes = "from csda.predict import load; import numpy as np; p = load('run'); "
-    shapes += "print(p.predict(np.zeros((3, 40, 40, p.channels), np.uint8)).shape[0], p._model.student.width)"
+    shapes += "print(p.predict(np.zeros((3, 40, 40, p.channels), np.uint8)).shape[0], p.model.student.width)"
     assert run(["-c", shapes], checkout).split() == ["3", "192"]
 
     mixing = ["-m", "csda", "train", "--method", "mixup", "--set", "backbone=vgg_small", "--set", "image_size=40"]

@@ -39,7 +39,7 @@ def csda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 def test_train_prints_epochs_a_table_and_where_the_report_is(csda: Command, tiny_images: Path, tmp_path: Path) -> None:
     code, output, errors = csda(*arguments(tiny_images, tmp_path / "run", {}, "--quiet", "--seed", "3"))
     assert (code, errors) == (0, "")
-    assert output.startswith("No GPU: preset quick, 3 epochs of 4 steps on 32×32 images, about ")
+    assert "\nNo GPU: preset quick, 3 epochs of 4 steps on 32×32 images, about " in output
     assert len(re.findall(r"^epoch \d/3 ", output, re.M)) == 3
     assert f"Report: {tmp_path / 'run' / 'report.html'}" in output
     assert "\x1b" not in output
@@ -116,8 +116,8 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--set", "epocs=3"], "unknown setting 'epocs' for method 'csda': did you mean epochs"),
-        (["--set", "zzz=3"], "`csda methods csda --all` lists all settings"),
+        (["--set", "epocs=3"], "unknown setting 'epocs' for method 'self-train': did you mean epochs"),
+        (["--set", "zzz=3"], "`csda methods self-train --all` lists all settings"),
         (["--set", "epochs=0"], "epochs = 0: input should be greater than or equal to 1"),
         (["--set", "epochs=many"], "epochs = 'many'"),
         (["--set", "dropout=1.5"], "dropout = 1.5"),

@@ -61,7 +61,7 @@ def test_no_more_than_a_few_batches_are_ever_in_memory(tiny_run: Run, monkeypatc
             asked += 1
             yield Path(f"{number}.png")
 
-    def read_image(path: Path, size: int, channels: int) -> Pixels:
+    def read_image(path: Path, size: int, channels: int, aspect: str) -> Pixels:
         nonlocal read
         with lock:
             read += 1
@@ -82,7 +82,7 @@ def test_no_more_than_a_few_batches_are_ever_in_memory(tiny_run: Run, monkeypatc
 def test_files_are_decoded_while_the_network_computes(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor, later = csda.load(tiny_run.folder), threading.Event()
 
-    def read_image(path: Path, size: int, channels: int) -> Pixels:
+    def read_image(path: Path, size: int, channels: int, aspect: str) -> Pixels:
         if int(path.stem) >= 8:
             later.set()
         return np.zeros((size, size, channels), np.uint8)

@@ -61,7 +61,7 @@ def test_one_seed_rules_all_parts() -> None:
         assert torch.equal(part(indices, "weak"), first)
 
 
-@pytest.mark.parametrize(("part", "title"), [("labeled", "labeled"), ("val", "validation"), ("test", "test")])
+@pytest.mark.parametrize(("part", "title"), [("labeled", "labeled"), ("test", "test")])
 def test_an_empty_part_is_refused(part: str, title: str) -> None:
     with pytest.raises(DataError, match=f"set: the {title} part is empty; .* --split"):
         _open(split=replace(SPLIT, **{part: ()}))

@@ -54,9 +54,6 @@ def prepare_data(
     refuses what differs between processes that train together.
     """
     dataset = load_configured(config)
-    contents = hash_contents(dataset, fresh=begun is not None)
-    digest = content_digest(dataset, contents)
-    require_same(digest, f"{config.data}: images, labels or groups")
     # The split is drawn over all records, so that a file which cannot be read changes nothing for the others.
     if begun is not None:
         split = restore_split(begun, relabel(dataset, begun.split, begun.path) if config.labels_from else dataset)
@@ -64,6 +61,9 @@ def prepare_data(
         split = split_configured(dataset, config)
         if upper_bound:
             split = move_to_labeled(split, split.truth)
+    contents = hash_contents(dataset, fresh=begun is not None)
+    digest = content_digest(dataset, contents)
+    require_same(digest, f"{config.data}: images, labels or groups")
     require_same(repr(list(list_split(split, dataset.classes))), f"{config.data}: the parts of the split")
     if begun is not None and digest != (begun.digest or digest):
         raise DataError(
