@@ -61,12 +61,12 @@ def test_evaluate_prints_each_class_with_intervals(csda: Command, tiny_run: Run)
     code, output, errors = csda("evaluate", tiny_run.folder)
     assert (code, errors) == (0, "")
     for name in tiny_run.classes:
-        assert re.search(rf"^ *{name} +\d+ .*\[\d?\.\d{{3}}, \d?\.\d{{3}}\]", output, re.M)
+        assert re.search(rf"^ *{name} +\d+ +\d+ few .*\[\.\d\d, (1|\.\d\d)\]", output, re.M)
     probs, labels = tiny_run.predictions.part("test")
     mean = next(line for line in output.splitlines() if line.strip().startswith("mean"))
     assert f"{metrics.mca(probs, labels):.3f}".replace("0.", ".") in mean
     assert f"{metrics.auc(probs, labels):.3f}".replace("0.", ".") in mean
-    assert "95 % bootstrap intervals" in output
+    assert "95 % intervals over these images" in output
 
 
 def test_predict_writes_a_row_an_image(csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -206,11 +207,12 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="/p
 @needs_proc
 def test_ctrl_c_ends_a_grid_at_once_and_leaves_what_resumes(tiny_images: Path, tmp_path: Path) -> None:
     settings = SETTINGS | QUEUE | {"epochs": 1000, "tensorboard": False}
-    lines = [f"{key} = {str(value).lower()}" for key, value in settings.items()]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if key != "preset"]
     file = tmp_path / "grid.toml"
     file.write_text(
-        f'title = "Grid"\nlabels = ["{LABELS}"]\nseeds = [0, 1]\n[settings]\n' + "\n".join(lines) + "\n"
-        '[[rows]]\nmethod = "csda"\n'
+        f'title = "Grid"\npreset = "quick"\nlabels = ["{LABELS}"]\nseeds = [0, 1]\n'
+        + "\n".join(["[settings]", *lines, ""])
+        + '[[rows]]\nmethod = "csda"\n'
     )
     command = ("-m", "csda", "reproduce", str(file), "--data", str(tiny_images), "--jobs", "2")
     with _started(*command, folder=tmp_path) as process:

@@ -64,7 +64,7 @@ def bench_step(
         figures = _measure_csda(chosen, rounds)
         _measure_method("nm", chosen, figures, rounds)
         yield figures
-        others = [name for name in METHODS if name not in figures["method_step_ms"]]
+        others = [name for name in METHODS if METHODS[name].steps and name not in figures["method_step_ms"]]
         for name in [name for part in parts for name in (others if part == "methods" else [part])]:
             if time.monotonic() >= end:
                 figures["left_out"].append(name)
