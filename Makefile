@@ -5,7 +5,7 @@ MINUTES ?= 60
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: demo test attack docs env clean
+.PHONY: demo test lint types pages attack docs env clean
 
 env: $(VENV)/.installed
 
@@ -18,13 +18,22 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: env
 	@$(BIN)/csda demo
 
+# Types and pages need one core each, the tests two. A worker begins with tests of the same files, which share what
+# they train, and takes over from the other when it has done its own.
 test: env
+	@$(MAKE) --no-print-directory --jobs 2 lint types pages
+	$(BIN)/pytest -n 2 --dist worksteal
+
+lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: env
 	$(BIN)/mypy
+
+pages: env
 	$(BIN)/python docs/render.py --check
 	$(BIN)/sphinx-build -c docs -W --keep-going -q . build/site
-	$(BIN)/pytest -n 2
 
 attack: env
 	$(BIN)/python tests/attack/campaign.py --minutes $(MINUTES)

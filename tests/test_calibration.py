@@ -6,15 +6,20 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import betabinom
 
+import csda
+from csda import cross_fitting
 from csda.calibration import COVERAGES, Calibration, fit, fit_temperature, from_json, measure, pool_classes
 from csda.errors import ConfigError
 from csda.runs import Run
+from csda.trainer import Trainer
+from tiny import train_tiny
 
 
 def _drawn(count: int, seed: int, sharpness: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -176,6 +181,99 @@ def test_several_labels_have_thresholds_and_sets_of_their_own() -> None:
             place = math.ceil((known + 1) * 0.9)
             expected = betabinom(int(members.sum()), place, known + 1 - place)
             assert sets[members, position, side].sum() >= expected.ppf(1e-4)
+
+
+def _vectors(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    labels = generator.choice(3, count, p=[0.6, 0.3, 0.1])
+    return 1.5 * np.eye(3, 20)[labels] + generator.normal(size=(count, 20)), labels
+
+
+def _train_vectors(out: Path, labeled: int, **settings: object) -> Run:
+    vectors, truth = _vectors(900, 0)
+    labels = np.where(np.arange(900) < labeled, truth, -1)
+    few = {"epochs": 3, "steps_per_epoch": 10, "batch_size": 32, "unlabeled_batch_size": 32}
+    return csda.train(vectors, labels, method="self-train", out=out, settings=few | settings)
+
+
+def test_without_validation_out_of_fold_predictions_keep_the_promise(tmp_path: Path) -> None:
+    run = _train_vectors(tmp_path / "run", 400, val="0")
+    labeled = sum(row.split == "labeled" for row in run.split)
+    calibration = run.calibration
+    assert calibration is not None
+    assert (calibration.fitted_on, calibration.images) == ("out-of-fold", labeled)
+    assert calibration.coverages == COVERAGES
+    vectors, labels = _vectors(3000, 1)
+    uncalibrated = csda.load(run.folder).predict(vectors, calibrated=False)
+    _check_coverage(calibration, uncalibrated, labels)
+    # The temperature is that of predictions on other samples, not of those that were learned from.
+    best = fit_temperature(uncalibrated, labels)
+    assert calibration.temperature == pytest.approx(best, rel=0.25)
+    assert measure(run.predict(vectors), labels)["nll"] < measure(uncalibrated, labels)["nll"] + 0.005
+
+
+def test_folds_are_taken_where_validation_has_few_images(tmp_path: Path) -> None:
+    def fitted_on(name: str, labeled: int, **settings: object) -> tuple[str, int] | None:
+        run = _train_vectors(tmp_path / name, labeled, epochs=2, **settings)
+        images = {part: sum(row.split == part for row in run.split) for part in ("labeled", "val")}
+        assert images["val"] < 30 or labeled == 400
+        fitted = run.calibration
+        return None if fitted is None else (fitted.fitted_on, fitted.images - images["val"] - images["labeled"])
+
+    assert fitted_on("few", 100) == ("validation and out-of-fold", 0)
+    assert fitted_on("many", 400)[0] == "validation"  # type: ignore[index]
+    assert fitted_on("asked", 400, calibrate="folds") == ("validation and out-of-fold", 0)
+    assert fitted_on("declined", 100, calibrate="validation", val="0") is None
+
+
+def test_a_method_that_asks_for_folds_of_its_own_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    cross_fit = cross_fitting.cross_fit
+
+    def count(trainer: Trainer, *more: Any) -> None:
+        asked.append(len(trainer.data.split.labeled))
+        cross_fit(trainer, *more)
+
+    monkeypatch.setattr(cross_fitting, "cross_fit", count)
+    vectors, truth = _vectors(300, 0)
+    few = {"epochs": 2, "steps_per_epoch": 4, "batch_size": 16, "unlabeled_batch_size": 16, "val": "0"}
+    labels = np.where(np.arange(300) < 100, truth, -1)
+    run = csda.train(vectors, labels, method="csda-folds", out=tmp_path / "run", settings=few)
+    labeled = sum(row.split == "labeled" for row in run.split)
+    assert len(asked) == 5
+    assert sum(labeled - each for each in asked) == labeled
+    assert run.calibration is not None
+
+
+def test_a_network_is_calibrated_by_folds_where_that_is_asked_for(tiny_images: Path, tmp_path: Path) -> None:
+    few = {"method": "baseline", "calibrate": "folds", "choose": "last", "val": "0", "epochs": 2}
+    run = train_tiny(tiny_images, tmp_path / "run", labels="30", **few)
+    assert run.calibration is not None
+    assert (run.calibration.fitted_on, run.calibration.images) == ("out-of-fold", 30)
+    again = train_tiny(tiny_images, tmp_path / "again", labels="30", **few)
+    assert again.calibration == run.calibration
+    plain = train_tiny(tiny_images, tmp_path / "plain", labels="30", **few | {"calibrate": "auto"})
+    assert plain.calibration is None
+    for name in ("predictions.csv", "pseudo_labels.csv"):
+        assert (plain.folder / name).read_bytes() == (run.folder / name).read_bytes()
+
+
+def test_an_image_is_predicted_by_a_training_that_did_not_see_it(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out: list[str] = []
+
+    def look(trainer: Trainer, update: object) -> None:
+        split = trainer.data.split
+        learned, predicted = ({record.id for record in part} for part in (split.labeled, split.test))
+        assert not learned & predicted
+        assert len(learned) + len(predicted) == 30
+        held_out.extend(predicted)
+
+    monkeypatch.setattr(cross_fitting, "learn", look)
+    few = {"method": "baseline", "calibrate": "folds", "choose": "last", "val": "0", "epochs": 1}
+    run = train_tiny(tiny_images, tmp_path / "run", labels="30", **few)
+    assert sorted(held_out) == sorted(row.id for row in run.split if row.split == "labeled")
 
 
 def test_it_is_kept_in_the_run_and_in_its_model(tiny_run: Run) -> None:

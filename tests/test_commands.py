@@ -58,7 +58,7 @@ ELSEWHERE = {
     r"csda review .*": "tests/review/test_server.py",
     r"csda (labels export|train --labels-from) .*": "tests/review/test_labels_from.py",
     r"csda train my_images/labels\.csv": "tests/review/test_labels_from.py",
-    r"python -m csda\.research\.estimators .*": "tests/research/test_estimators.py",
+    r"csda compare-estimators .*": "tests/research/test_estimators.py",
     r"csda bench \w+.*": "tests/research/test_bench.py",
 }
 

@@ -10,7 +10,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from csda import cross_fitting
-from csda.cross_fitting import assign_folds, predict_folds
+from csda.cross_fitting import predict_folds
+from csda.probe import assign_folds
 from csda.trainer import Trainer
 from tiny import InterruptedReporter, make_images, train_tiny
 
@@ -23,15 +24,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_folds_keep_groups_together_and_share_out_each_class() -> None:
     random = np.random.default_rng(0)
     labels = random.choice(3, size=200, p=(0.7, 0.25, 0.05))
-    folds = assign_folds([f"image {number}" for number in range(200)], labels, 5, seed=0)
+    folds = assign_folds(labels, None, np.random.default_rng(0), every_image=True)
     for label in range(3):
         counts = np.bincount(folds[labels == label], minlength=5)
         assert counts.max() - counts.min() <= 1
     groups = [f"patient {number // 3}" for number in range(200)]
-    folds = assign_folds(groups, labels, 5, seed=0)
+    folds = assign_folds(labels, groups, np.random.default_rng(0), every_image=True)
     assert len({(group, fold) for group, fold in zip(groups, folds.tolist(), strict=True)}) == len(set(groups))
     assert set(folds.tolist()) == set(range(5))
-    assert assign_folds(groups, labels, 5, seed=1).tolist() != folds.tolist()
+    assert assign_folds(labels, groups, np.random.default_rng(1), every_image=True).tolist() != folds.tolist()
 
 
 def test_several_labels_are_shared_out_by_the_rarest() -> None:
@@ -39,7 +40,7 @@ def test_several_labels_are_shared_out_by_the_rarest() -> None:
     labels[:, 0] = 1
     labels[:10, 1] = 1
     labels[5:10, 2] = 1
-    folds = assign_folds([str(number) for number in range(60)], labels, 5, seed=3)
+    folds = assign_folds(labels, None, np.random.default_rng(3), 5)
     assert np.bincount(folds[5:10], minlength=5).tolist() == [1] * 5
     assert np.bincount(folds[:5], minlength=5).tolist() == [1] * 5
 
@@ -58,7 +59,7 @@ def test_each_image_is_predicted_from_the_other_folds(monkeypatch: pytest.Monkey
     random = np.random.default_rng(1)
     labels = np.arange(40) % 3
     features, others = random.normal(labels[:, None], 1.0, (40, 6)), random.normal(1.0, 1.0, (7, 6))
-    folds = assign_folds([str(number) for number in range(40)], labels, 4, seed=0)
+    folds = assign_folds(labels, None, np.random.default_rng(0), 4)
     own, mean = predict_folds(features, labels, folds, others, 3)
     scale = np.concatenate([features, others])
     for row in range(40):
@@ -75,7 +76,7 @@ def test_several_labels_are_regressions_of_their_own_and_a_label_may_be_absent(m
     labels = (random.random((30, 3)) < 0.4).astype(np.int64)
     labels[:, 2] = 0
     features = random.normal(size=(30, 4)) + labels[:, :1]
-    folds = assign_folds([str(number) for number in range(30)], labels, 3, seed=0)
+    folds = assign_folds(labels, None, np.random.default_rng(0), 3)
     own, mean = predict_folds(features, labels, folds, np.empty((0, 4)), 3)
     assert mean.shape == (0, 3)
     assert (own[:, 2] == 0).all()
@@ -88,7 +89,7 @@ def test_labels_that_say_nothing_are_not_predicted() -> None:
     """In sample 200 features fit any 60 labels; out of fold they do not."""
     random = np.random.default_rng(0)
     features, labels = random.normal(size=(60, 200)), np.arange(60) % 2
-    folds = assign_folds([str(number) for number in range(60)], labels, 5, seed=0)
+    folds = assign_folds(labels, None, np.random.default_rng(0), 5)
     own, _ = predict_folds(features, labels, folds, features, 2)
     assert (LogisticRegression(C=1.0).fit(features, labels).predict(features) == labels).all()
     assert 0.25 < (own.argmax(axis=1) == labels).mean() < 0.75
@@ -110,6 +111,22 @@ def test_a_body_has_not_seen_what_it_predicts(images: Path, tmp_path: Path, monk
     for learned, held_out in trained:
         assert learned | held_out == everything
         assert not learned & held_out
+
+    # Trainings that make something else of the same predictions share the networks; others do not.
+    same = {"fold_network": "body", "folds": 3, "fold_epochs": 1}
+    shared = train_tiny(images, tmp_path / "shared", method="csda-folds", condition="prediction", **same)
+    assert len(trained) == 3
+    train_tiny(images, tmp_path / "again", method="csda-folds", **same)
+    assert len(trained) == 3
+    train_tiny(images, tmp_path / "other", method="csda-folds", lr=0.033, **same)
+    assert len(trained) == 6
+    kept = sorted((tmp_path / "cache" / "folds").iterdir())
+    assert len(kept) == 2
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    mended = train_tiny(images, tmp_path / "mended", method="csda-folds", condition="prediction", **same)
+    assert len(trained) == 9
+    assert [row["loss"] for row in mended.metrics] == [row["loss"] for row in shared.metrics]
 
 
 @pytest.mark.parametrize("changes", [{}, {"guesses_from": "folds"}, {"guesses_from": "both", "adjust": True}], ids=str)

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -18,10 +17,12 @@ from PIL import Image
 
 import csda
 from csda import export as exporting
+from csda.data.decode import fit_array
 from csda.errors import DataError, RunError
 from csda.export import Classifier, export
 from csda.predict import Predictor
 from csda.runs import Run
+from tiny import make_images, train_tiny
 
 onnx_needed = pytest.mark.skipif(
     any(__import__("importlib.util").util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
@@ -89,6 +90,56 @@ def test_a_program_of_torch_answers_the_same(tiny_run: Run, photographs: list[Pa
     assert "Compared on 5 given images." in card
 
 
+@pytest.mark.parametrize("aspect", ["squash", "pad", "crop"])
+@pytest.mark.parametrize("shape", [(48, 64), (200, 150), (90, 33), (32, 32), (7, 100), (31, 33), (20, 24)])
+def test_squares_are_those_of_the_decoder(aspect: Any, shape: tuple[int, int]) -> None:
+    coarse = Image.fromarray(np.random.default_rng(1).integers(0, 256, (5, 6, 3), dtype=np.uint8))
+    pixels = np.array(coarse.resize(shape, Image.Resampling.BICUBIC))
+    found = exporting.resize(torch.from_numpy(pixels)[None].permute(0, 3, 1, 2).float(), 32, aspect)
+    found = 255 * found[0].permute(1, 2, 0).numpy()
+    expected = fit_array(pixels, 32, 3, aspect)
+    np.testing.assert_allclose(found, expected, atol=2.001)
+    assert np.abs(found - expected).mean() < 0.3
+    assert ((found == 0) == (expected == 0)).mean() > 0.99  # black beside the image is where it is
+
+
+@pytest.fixture(scope="module", params=["pad", "crop"])
+def kept_ratio(request: pytest.FixtureRequest, photographs: list[Path], tmp_path_factory: Any) -> Run:
+    """A run whose network saw images in their own aspect ratio."""
+    folder = tmp_path_factory.mktemp("ratio")
+    images = make_images(folder / "images")
+    for number, path in enumerate(sorted(images.rglob("*.png"))):  # none is square
+        with Image.open(path) as image:
+            image.resize((48, 32) if number % 2 else (32, 48)).save(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CSDA_CACHE", str(folder / "cache"))
+        learning = {"labels": "40", "epochs": 10, "steps_per_epoch": 8, "lr": 0.1}
+        return train_tiny(images, folder / "run", method="baseline", aspect=request.param, **learning)
+
+
+@onnx_needed
+def test_onnx_keeps_the_ratio_that_the_network_was_trained_with(
+    kept_ratio: Run, photographs: list[Path], tmp_path: Path
+) -> None:
+    import onnxruntime
+
+    predictor = csda.load(kept_ratio.folder, "cpu")
+    expected = predictor.predict(photographs)
+    predictor.aspect = "squash"
+    assert np.abs(predictor.predict(photographs) - expected).max() > 0.02  # the ratio matters here
+    folder = export(kept_ratio, "onnx", tmp_path / "onnx")
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    for path, row in zip(photographs, expected, strict=True):
+        np.testing.assert_allclose(session.run(None, {"images": _pixels(path)[None]})[0][0], row, atol=1e-2)
+
+
+def test_a_program_of_torch_keeps_the_ratio(kept_ratio: Run, photographs: list[Path], tmp_path: Path) -> None:
+    module = torch.export.load(export(kept_ratio, "torch", tmp_path / "torch") / "model.pt2").module()
+    expected = csda.load(kept_ratio.folder, "cpu").predict(photographs)
+    for path, row in zip(photographs, expected, strict=True):
+        np.testing.assert_allclose(module(torch.from_numpy(_pixels(path).copy())[None])[0].detach(), row, atol=1e-2)
+
+
 @pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("flips", [False, True])
 def test_all_that_follows_the_network_is_in_the_graph(tiny_run: Run, multi_label: bool, flips: bool) -> None:
@@ -106,59 +157,102 @@ def test_all_that_follows_the_network_is_in_the_graph(tiny_run: Run, multi_label
     np.testing.assert_allclose(found, predictor.predict(pixels), atol=1e-5)
 
 
+TEXTS = ("schema", "version", "monai_version", "pytorch_version", "numpy_version", "task", "description", "authors")
+MORE_TEXTS = ("copyright", "data_source", "data_type", "image_classes", "label_classes", "pred_classes", "intended_use")
+OBJECTS = ("changelog", "required_packages_version", "eval_metrics", "supported_apps")
+TEXT, OBJECT = {"type": "string"}, {"type": "object"}
 TENSOR = {
     "type": "object",
     "required": ["type", "format", "num_channels", "spatial_shape", "dtype", "value_range"],
     "properties": {
+        **dict.fromkeys(("type", "format", "dtype"), TEXT),
         "num_channels": {"type": "integer"},
         "spatial_shape": {"type": "array", "items": {"type": ["string", "integer"]}},
         "value_range": {"type": "array", "items": {"type": "number"}},
         "is_patch_data": {"type": "boolean"},
-        "channel_def": {"type": "object"},
+        "channel_def": OBJECT,
     },
 }
-TEXTS = ("schema", "version", "monai_version", "pytorch_version", "numpy_version", "task", "description", "authors")
+ARGUMENTS = {"type": "object", "additionalProperties": {"anyOf": [{"type": ["number", "string", "boolean"]}, TENSOR]}}
+NETWORK = {
+    "type": "object",
+    "required": ["inputs", "outputs"],
+    "properties": dict.fromkeys(("inputs", "outputs", "post_processed_outputs"), ARGUMENTS),
+}
 METADATA = {
+    "$schema": "https://json-schema.org/draft/2019-09/schema",
     "type": "object",
     "required": [*TEXTS, "copyright", "required_packages_version", "network_data_format"],
     "properties": {
-        **{name: {"type": "string"} for name in (*TEXTS, "copyright", "intended_use", "data_type", "pred_classes")},
-        "required_packages_version": {"type": "object"},
-        "eval_metrics": {"type": "object"},
-        "network_data_format": {
-            "type": "object",
-            "required": ["inputs", "outputs"],
-            "properties": {
-                side: {"type": "object", "additionalProperties": TENSOR, "minProperties": 1}
-                for side in ("inputs", "outputs")
-            },
-        },
+        **dict.fromkeys((*TEXTS, *MORE_TEXTS), TEXT),
+        **dict.fromkeys(OBJECTS, OBJECT),
+        "references": {"type": "array", "items": TEXT},
     },
+    "patternProperties": {"^[_a-zA-Z0-9]+_data_format$": NETWORK},
 }
-"""What MONAI's schema of metadata.json (meta_schema_20240725) asks for."""
+"""What MONAI's schema of metadata.json asks for: meta_schema_20240725.json in Project-MONAI/project-monai.github.io."""
 
 
-def test_a_bundle_is_run_by_monai(tiny_run: Run, photographs: list[Path], tmp_path: Path) -> None:
+@pytest.fixture
+def _with_monai() -> None:
     for package in ("monai", "ignite", "fire"):
         pytest.importorskip(package, reason="needs csda[monai]")
-    folder = export(tiny_run, "monai", tmp_path / "bundle")
-    metadata = json.loads((folder / "configs" / "metadata.json").read_text())
-    jsonschema.validate(metadata, METADATA)
-    assert metadata["network_data_format"]["outputs"]["pred"]["channel_def"] == dict(
-        zip("012", tiny_run.classes, strict=True)
-    )
-    assert (folder / "models" / "model.pt").is_file()
-    assert "not a medical device" in (folder / "docs" / "README.md").read_text()
-    images = photographs[0].parent
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(tiny_run, "monai", tmp_path_factory.mktemp("exported") / "bundle")
+
+
+def _run_bundle(run: Run, folder: Path, photographs: list[Path]) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "monai.bundle", "run", "--config_file", "configs/inference.json"]
-    command += ["--meta_file", "configs/metadata.json", "--bundle_root", str(folder), "--dataset_dir", str(images)]
+    command += ["--meta_file", "configs/metadata.json", "--bundle_root", str(folder)]
+    command += ["--dataset_dir", str(photographs[0].parent)]
     environment = os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split(",") for line in (folder / "eval" / "predictions.csv").read_text().splitlines()]
     assert [Path(row[0]).name for row in rows] == [path.name for path in photographs]
-    expected = csda.load(tiny_run.folder, "cpu").predict(photographs)
+    expected = csda.load(run.folder, "cpu").predict(photographs)
     np.testing.assert_allclose(np.array([row[1:] for row in rows], float), expected, atol=1e-2)
+
+
+@pytest.mark.usefixtures("_with_monai")
+def test_a_bundle_is_run_by_monai(tiny_run: Run, bundle: Path, photographs: list[Path]) -> None:
+    metadata = json.loads((bundle / "configs" / "metadata.json").read_text())
+    assert metadata["network_data_format"]["outputs"]["pred"]["channel_def"] == dict(
+        zip("012", tiny_run.classes, strict=True)
+    )
+    assert (bundle / "models" / "model.pt").is_file()
+    assert "not a medical device" in (bundle / "docs" / "README.md").read_text()
+    _run_bundle(tiny_run, bundle, photographs)
+
+
+@pytest.mark.usefixtures("_with_monai")
+def test_a_bundle_keeps_the_ratio(kept_ratio: Run, photographs: list[Path], tmp_path: Path) -> None:
+    _run_bundle(kept_ratio, export(kept_ratio, "monai", tmp_path / "bundle"), photographs)
+
+
+@pytest.mark.usefixtures("_with_monai")
+@pytest.mark.filterwarnings("ignore")
+def test_monai_verifies_the_metadata(bundle: Path, tmp_path: Path) -> None:
+    """By its own function, which takes a schema that is there already instead of downloading one."""
+    from monai.bundle import verify_metadata
+
+    schema, described = tmp_path / "schema.json", bundle / "configs" / "metadata.json"
+    schema.write_text(json.dumps(METADATA))
+    verify_metadata(str(described), filepath=str(schema))
+    whole = json.loads(described.read_text())
+    tensor = whole["network_data_format"]["outputs"]["pred"]
+    for broken in (
+        {name: value for name, value in whole.items() if name != "required_packages_version"},
+        {**whole, "task": 3},
+        {**whole, "network_data_format": {"inputs": whole["network_data_format"]["inputs"]}},
+        {**whole, "network_data_format": {"inputs": {}, "outputs": {"pred": {**tensor, "num_channels": "three"}}}},
+    ):
+        (tmp_path / "broken.json").write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match="Failed validating"):
+            verify_metadata(str(tmp_path / "broken.json"), filepath=str(schema))
 
 
 def test_the_card_says_what_matters(tiny_run: Run, tmp_path: Path) -> None:

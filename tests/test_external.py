@@ -13,10 +13,11 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 import csda
 from csda import cli
-from csda.calibration import estimate_frequencies, shift_frequencies
+from csda.calibration import estimate_frequencies
 from csda.errors import DataError
 from csda.external import evaluate_external
-from csda.report.external import write_external
+from csda.metrics import shift_frequencies
+from csda.report.transfer import write_external
 from csda.runs import Run
 
 

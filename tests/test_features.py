@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from PIL import Image
@@ -198,9 +199,26 @@ def test_the_control_of_a_training_is_the_linear_probe(tiny_images: Path, tmp_pa
 
 
 def test_labels_alone_stay_at_the_probe_that_they_begin_with(tiny_images: Path, tmp_path: Path) -> None:
-    run = train_head(tiny_images, tmp_path / "baseline", "baseline", steps_per_epoch=60, batch_size=15, average=0.0)
+    run = train_head(
+        tiny_images, tmp_path / "baseline", "baseline", steps_per_epoch=60, batch_size=15, average=0.0, probe_share=0.0
+    )
     exact = train_head(tiny_images, tmp_path / "probe", "linear-probe", balance="prior")
     np.testing.assert_allclose(run.predictions.probs, exact.predictions.probs, atol=0.02)
+
+
+def test_the_probe_has_its_share_of_the_head_that_predicts(tiny_images: Path, tmp_path: Path) -> None:
+    """Logits are the mean of those of the head by itself and of the linear probe, weighted by the share."""
+
+    def logits(method: str, **changes: Any) -> npt.NDArray[np.float64]:
+        name = "-".join([method, *map(str, changes.values())])
+        probs = train_head(tiny_images, tmp_path / name, method, **changes).predictions.part("test")[0]
+        logs = np.log(probs)
+        return logs - logs.mean(axis=1, keepdims=True)
+
+    probe, alone = logits("linear-probe"), logits("self-train", probe_share=0.0)
+    assert np.abs(probe - alone).max() > 0.05
+    np.testing.assert_allclose(logits("self-train", probe_share=1.0), probe, atol=1e-4)
+    np.testing.assert_allclose(logits("self-train", probe_share=0.25), 0.25 * probe + 0.75 * alone, atol=1e-4)
 
 
 def test_a_head_goes_on_where_it_was(tiny_images: Path, tmp_path: Path) -> None:
@@ -232,6 +250,7 @@ def test_a_head_does_not_go_on_with_another_network(tiny_images: Path, tmp_path:
         ({"method": "lsse"}, "method = 'lsse' needs images, not their features; give frozen=false"),
         ({"test_flips": True}, "test_flips mirrors images, and frozen = true has their features alone"),
         ({"val": "0", "choose": "best"}, "val = 0 leaves no image to choose the best epoch by; give choose=last, or"),
+        ({"frozen": False, "probe_share": 0.5}, "probe_share needs frozen = true"),
         ({"val": "-1"}, "val = '-1': `-1` is no number of images"),
     ],
 )
@@ -291,7 +310,7 @@ def test_own_images_get_features_without_a_gpu_and_the_strong_preset_with_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert configure(own).preset == "strong"
-    assert configure(own).method == "csda"
+    assert configure(own).method == "self-train"
     assert not configure(own | {"backbone": "resnet18"}).pretrained
     assert configure(own | {"device": "cpu"}).preset == "features"
 

@@ -17,7 +17,7 @@ from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
     ("errors", "folders"),
-    ("arguments", "alignment", "losses", "metrics", "probe"),
+    ("arguments", "alignment", "cluster", "losses", "metrics", "probe"),
     ("config", "progress", "distributed", "examples", "calibration"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine", "grad_cam"),
@@ -87,6 +87,11 @@ def test_imports_point_downward(path: Path) -> None:
 def test_what_is_fast_knows_neither_engine_nor_research(path: Path) -> None:
     for imported in _imported_units(ast.parse(path.read_text())) - {"fast"}:
         assert imported == "methods" or LEVEL[imported] < LEVEL["engine"], f"{path.name} imports {imported}"
+
+
+def test_no_two_modules_have_the_same_name() -> None:
+    names = [path.stem for path in ROOT.rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(names) == sorted(set(names))
 
 
 @pytest.fixture
@@ -160,6 +165,7 @@ main()
         ("import csda.research.experiments", "torch"),
         ("import csda.runs", "torch"),
         ("import csda.data", "torch"),
+        ("import csda.training", "sklearn"),
     ],
 )
 def test_heavy_imports_are_lazy(statement: str, absent: str) -> None:

@@ -88,6 +88,7 @@ def test_folds_keep_groups_whole_and_classes_spread() -> None:
     assert np.bincount(folds[targets == 1], minlength=5).tolist() == [2] * 5
     assert len(set(folds[targets == 2])) == 3
     assert folds[-1] == -1  # the only image of its class is always learned from
+    assert assign_folds(targets, groups, rng, every_image=True)[-1] >= 0
 
 
 def test_a_class_with_one_image_does_not_stop_it() -> None:

@@ -20,10 +20,11 @@ import pytest
 from csda import demo
 from csda.metrics import paired_interval
 from csda.progress import Reporter
+from csda.research.estimators import summarise
 from csda.research.experiments import HERE, Experiment, read_experiment
 from csda.research.ledger import ContentFinder, agree, read_recorded, recall_contents
 from csda.research.reproduce import list_cells, reproduce
-from csda.research.summary import COLUMNS
+from csda.research.summary import list_columns
 from csda.review.ordering import DEFAULTS
 from csda.training import configure
 
@@ -37,6 +38,13 @@ TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 def _read(name: str) -> list[dict[str, str]]:
     with (RESULTS / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def _named(table: str, file: str) -> list[dict[str, str]]:
+    """Lines of a table with the names that its page has for their rows, which one preset of several is part of."""
+    experiment, _ = _open(table)
+    names = {(row.title or row.method, experiment.presets.get(row.name)): row.name for row in experiment.rows}
+    return [{**line, "method": names[line["method"], line.get("preset")]} for line in _read(f"{table}/{file}")]
 
 
 def _cells(row: str) -> list[str]:
@@ -70,8 +78,18 @@ def test_results_lie_in_folders() -> None:
         "archive",
         "attack",
         "bench",
+        "estimators",
         "review",
     }
+
+
+def test_the_table_of_estimators_follows_from_its_draws() -> None:
+    figures = [("auc", float), ("mca", float), ("seed", int), ("labels", int)]
+    rows = [line | {name: kind(line[name]) for name, kind in figures} for line in _read("estimators/draws.csv")]
+    for line, again in zip(_read("estimators/summary.csv"), summarise(rows), strict=True):
+        assert (line["estimator"], int(line["labels"])) == (again["estimator"], again["labels"])
+        for name in ("auc_mean", "auc_std", "mca_mean", "mca_gap", "mca_low", "mca_high"):
+            assert float(line[name]) == pytest.approx(again[name], abs=1e-5)
 
 
 def test_the_default_order_of_the_review_is_the_one_furthest_ahead() -> None:
@@ -121,8 +139,8 @@ def test_the_summary_of_small_pictures_follows_from_its_runs() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_summary_follows_from_its_runs(name: str) -> None:
-    runs, summary = _read(f"{name}/runs.csv"), _read(f"{name}/summary.csv")
-    assert tuple(summary[0]) == COLUMNS
+    runs, summary = _named(name, "runs.csv"), _named(name, "summary.csv")
+    assert tuple(_read(f"{name}/summary.csv")[0]) == list_columns(_open(name)[0])
     assert sum(int(line["seeds"]) for line in summary) == len(runs)
     for line in summary:
         own = [run for run in runs if all(run[key] == line[key] for key in ("method", "labels", "split"))]
@@ -139,7 +157,7 @@ def test_every_summary_follows_from_its_runs(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_difference_follows_from_its_runs(name: str) -> None:
-    runs = _read(f"{name}/runs.csv")
+    runs, cases = _named(name, "runs.csv"), _open(name)[0].cases
     for gap in _read(f"{name}/gaps.csv"):
         budgets = {run["labels"] for run in runs} if gap["labels"] == "all" else {gap["labels"]}
         splits = {run["split"] for run in runs} if gap["split"] == "all" else {gap["split"]}
@@ -148,9 +166,10 @@ def test_every_difference_follows_from_its_runs(name: str) -> None:
             for title in (gap["method"], gap["reference"])
         )
         both = own.keys() & other.keys()
+        at = {split: {cases[split]} if cases else budgets for split in splits}
         seeds = {
             split: {
-                seed for _, where, seed in both if where == split and all((b, split, seed) in both for b in budgets)
+                seed for _, where, seed in both if where == split and all((b, split, seed) in both for b in at[split])
             }
             for split in splits
         }
@@ -159,7 +178,7 @@ def test_every_difference_follows_from_its_runs(name: str) -> None:
         columns |= {"val_auc": "val_auc_last20", "val_mca": "val_mca_last20"}
         for figure, column in columns.items():
             pairs = {
-                split: [(own[b, split, s].get(column), other[b, split, s].get(column)) for b in budgets for s in some]
+                split: [(own[b, split, s].get(column), other[b, split, s].get(column)) for b in at[split] for s in some]
                 for split, some in seeds.items()
             }
             if figure not in ("auc", "mca") and not all(
@@ -174,7 +193,7 @@ def test_every_difference_follows_from_its_runs(name: str) -> None:
                 assert float(gap[f"{figure}_high"]) >= value - 2e-5
         papers = {
             (line["method"], line["labels"]): line
-            for line in _read(f"{name}/summary.csv")
+            for line in _named(name, "summary.csv")
             if line["split"] == gap["split"]
         }
         for figure in ("paper_auc", "paper_mca"):
@@ -202,7 +221,7 @@ def test_every_table_has_its_files_and_they_are_small(name: str) -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_page_says_which_commits_its_rows_are_of(name: str) -> None:
     commits: dict[tuple[str, ...], set[str]] = {}
-    for run in _read(f"{name}/runs.csv"):
+    for run in _named(name, "runs.csv"):
         digits, changed = re.fullmatch(r"(\w+)(\+changed)?", run["commit"]).groups("")
         commits.setdefault((run["method"], run["labels"], run["split"]), set()).add(digits[:7] + changed)
     head, _, *body = next(TABLE.finditer((RESULTS / name / "page.md").read_text(encoding="utf-8")))[0].splitlines()
@@ -228,9 +247,9 @@ def test_every_line_stands_for_a_run_of_its_experiment(name: str, tmp_path: Path
     lines = [one for one in read_recorded(RESULTS) if one.table == name]
     assert len(lines) == len(_read(f"{name}/runs.csv")) == about["runs"]
     assert len(cells) == about["runs"] + about["missing"]
-    places = {(cell.title, cell.labels, cell.split, cell.seed): cell for cell in cells}
-    for one in lines:
-        cell = places[one.line["method"], one.line["labels"], one.line["split"], one.line["seed"]]
+    places = {(cell.title, cell.labels, cell.split, str(cell.seed)): cell for cell in cells}
+    for one, line in zip(lines, _named(name, "runs.csv"), strict=True):
+        cell = places[line["method"], line["labels"], line["split"], line["seed"]]
         assert agree(cell.identity, one.identity), cell
 
 
@@ -245,6 +264,8 @@ def test_tables_are_of_the_images_that_there_are(name: str, finder: ContentFinde
     data = (re.findall(r"--data (\S+)", about["command"]) or ["synthetic"])[0]
     source = data if data == "synthetic" else str(_real_data() / data)
     for split, where in experiment.splits.items():
+        if "data" in where:
+            source = str(_real_data() / str(where["data"]))
         if split in about["splits"]:
             lists = {"split": f"{source}/{where['split']}"} if "split" in where else {}
             assert finder(configure({"data": source, **lists})) == recall_contents(about, split)

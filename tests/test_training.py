@@ -88,15 +88,29 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others(
 def test_the_estimate_of_the_time_changes_nothing(
     tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trainer, "_epoch_seconds", lambda self: 40.0)
+    measure, measured = Trainer._epoch_seconds, []
+
+    def measure_and_round(held: Trainer) -> float:
+        measured.append(measure(held))
+        return 40.0
+
+    monkeypatch.setattr(Trainer, "_epoch_seconds", measure_and_round)
     reporter = Notes()
     run = train_tiny(tiny_images, tmp_path / "run", reporter=reporter)
     assert _bytes(run) == _bytes(tiny_run)
     assert reporter.notes[-1] == (
         f"No GPU: preset quick, 3 epochs of 4 steps on 32×32 images, about 2 min 0 s; the run is in {run.folder}"
     )
+    assert measured[0] > 0
     assert reporter.steps == 12
     assert any("validation images will choose the epoch, which is next to chance" in note for note in reporter.notes)
+
+
+def test_where_nobody_reads_it_no_time_is_estimated(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "_epoch_seconds", lambda held: pytest.fail("estimated"))
+    train_tiny(tiny_images, tmp_path / "run", method="baseline")
 
 
 def test_the_estimate_is_near_the_truth(tiny_images: Path) -> None:

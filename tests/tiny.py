@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import nn
 
 from csda.methods import METHODS
+from csda.models.alexnet import Block
+from csda.models.encoder import Encoder
 from csda.progress import Reporter
 from csda.runs import Run
 from csda.training import train
@@ -42,6 +45,11 @@ class InterruptedReporter(Reporter):
     def epoch(self, row: Mapping[str, Any]) -> None:
         if row["epoch"] == self.last:
             raise KeyboardInterrupt
+
+
+def small(image_size: int, channels: int, dropout: float) -> Encoder:
+    """A network of a few kilobytes, for tests that train many times."""
+    return Encoder(Block(channels, 8), Block(8, 8), nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten()), width=32)
 
 
 def make_images(folder: Path) -> Path:

@@ -12,7 +12,8 @@ always in the set, which can only widen it: no set is empty. With several labels
 own, absent or present or both.
 
 The images that chose the best epoch and gave the temperature give the limits, too, so that the promise is a little
-optimistic where they are few.
+optimistic where they are few. Predictions out of fold are of models that learned from fewer labels, so that limits
+fitted to these are rather a little wide.
 """
 
 from __future__ import annotations
@@ -217,21 +218,6 @@ def measure(probs: Array, labels: Array) -> dict[str, float]:
     return {"nll": metrics.log_loss(probs, labels), "calibration_error": metrics.calibration_error(probs, labels)}
 
 
-def shift_frequencies(probs: Array, before: Array, after: Array, *, multi_label: bool = False) -> Floats:
-    """What a network would say that had learned from other class frequencies: p · after / before, normalised.
-
-    A class that was never learned from stays as it is. With several labels present and absent are two classes.
-    """
-    probs, before, after = (np.asarray(each, dtype=np.float64) for each in (probs, before, after))
-    if not multi_label:
-        weighted = probs * np.where(before > 0, after / np.where(before > 0, before, 1.0), 1.0)
-        return np.asarray(weighted / weighted.sum(axis=-1, keepdims=True).clip(SMALLEST), dtype=np.float64)
-    known = (before > 0) & (before < 1)
-    before, after = np.where(known, before, 0.5), np.where(known, after, 0.5)
-    present, absent = probs * after / before, (1 - probs) * (1 - after) / (1 - before)
-    return np.asarray(present / (present + absent).clip(SMALLEST), dtype=np.float64)
-
-
 def estimate_frequencies(probs: Array, before: Array, *, multi_label: bool = False, rounds: int = 1000) -> Floats:
     """Class frequencies of unlabeled images by expectation maximisation (Saerens et al., 2002).
 
@@ -240,7 +226,7 @@ def estimate_frequencies(probs: Array, before: Array, *, multi_label: bool = Fal
     """
     estimate = np.asarray(before, dtype=np.float64)
     for _ in range(rounds):
-        following = shift_frequencies(probs, before, estimate, multi_label=multi_label).mean(axis=0)
+        following = metrics.shift_frequencies(probs, before, estimate, multi_label=multi_label).mean(axis=0)
         if np.abs(following - estimate).max() < 1e-7:
             break
         estimate = following

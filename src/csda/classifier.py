@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +15,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from csda.config import PRESETS
+from csda.cross_fitting import learn
+from csda.data.arrays import are_images, unlabeled
 from csda.data.decode import fit_array, read_image
 from csda.data.prepared import PreparedData
 from csda.data.records import Dataset, Record, Split
@@ -58,7 +60,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        method: str = "csda",
+        method: str = "self-train",
         *,
         epochs: int = 10,
         steps_per_epoch: int = 40,
@@ -77,7 +79,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from samples whose label is in y, and from those where y is −1."""
-        images = _are_images(X)
+        images = are_images(X)
         if images:
             values = self._features(X)
             labels = column_or_1d(y, warn=True)
@@ -86,8 +88,8 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.n_features_in_ = values.shape[1]
         else:
             values, labels = validate_data(self, X, y, dtype=np.float64)
-        unlabeled = _unlabeled(labels)
-        known = labels[~unlabeled]
+        missing = unlabeled(labels)
+        known = labels[~missing]
         if not len(known):
             raise ValueError("y has no label, only -1; label some samples")
         check_classification_targets(known)
@@ -97,7 +99,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.coef_ = np.zeros((1, values.shape[1]))
             self.intercept_ = np.zeros(1)
         else:
-            self.coef_, self.intercept_ = self._learn(values, unlabeled, targets)
+            self.coef_, self.intercept_ = self._learn(values, missing, targets)
         return self
 
     def decision_function(self, X: Any) -> Array:
@@ -118,7 +120,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _logits(self, X: Any) -> Array:
         check_is_fitted(self)
-        if _are_images(X):
+        if are_images(X):
             values = self._features(X)
             if values.shape[1] != self.n_features_in_:
                 raise ValueError("X are images, and the classifier was fitted to feature vectors; give these")
@@ -126,9 +128,9 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             values = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(values @ self.coef_.T + self.intercept_)
 
-    def _learn(self, values: Array, unlabeled: Array, targets: Array) -> tuple[Array, Array]:
+    def _learn(self, values: Array, missing: Array, targets: Array) -> tuple[Array, Array]:
         """The head that the method learns, for features as they are."""
-        method = self.method if unlabeled.any() else "linear-probe"
+        method = self.method if missing.any() else "linear-probe"
         chosen = {
             "preset": "features",
             "method": method,
@@ -144,10 +146,10 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             chosen = {name: value for name, value in chosen.items() if name in common | own}
         try:
             config = configure(chosen)
-            data, features = _as_data(values, unlabeled, targets, len(self.classes_))
+            data, features = _as_data(values, missing, targets, len(self.classes_))
             with using(choose_device(config.device), "float32", config.time_kernels):
                 trainer = Trainer(config, data, features=features)
-                _train_head(trainer)
+                learn(trainer, update)
         except CsdaError as error:
             raise ValueError(str(error)) from None
         standardize, layer = trainer.model.student[0], trainer.predicting.head[-1]
@@ -165,20 +167,6 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not found:
             raise ValueError("X has no images; give some")
         return np.concatenate(found).astype(np.float64)
-
-
-def _are_images(X: Any) -> bool:
-    """Whether samples are paths, or an array [N, H, W, C]."""
-    if isinstance(X, np.ndarray) and X.dtype.kind not in "OUS":
-        return X.ndim == 4
-    return isinstance(X, Sequence | np.ndarray) and len(X) > 0 and all(isinstance(each, str | Path) for each in X)
-
-
-def _unlabeled(labels: Array) -> npt.NDArray[np.bool_]:
-    """Where labels are −1; among texts, in an array of objects, the number."""
-    if labels.dtype.kind == "O":
-        return np.array([isinstance(label, int | np.integer) and label == -1 for label in labels], dtype=bool)
-    return np.asarray(labels == -1) if labels.dtype.kind in "iuf" else np.zeros(len(labels), dtype=bool)
 
 
 def _pixels(image: Any, size: int) -> Array:
@@ -199,10 +187,10 @@ def _extractor(image_size: int, device: str) -> Extractor:
     return Extractor(backbone, image_size, 3, weights, choose_device(device), "float32", 256)
 
 
-def _as_data(values: Array, unlabeled: Array, targets: Array, classes: int) -> tuple[PreparedData, Features]:
+def _as_data(values: Array, missing: Array, targets: Array, classes: int) -> tuple[PreparedData, Features]:
     """Feature vectors as a training takes them. The labeled ones stand in for test images, which are not evaluated."""
     labels: list[int | None] = [None] * len(values)
-    for row, target in zip(np.flatnonzero(~unlabeled).tolist(), targets.tolist(), strict=True):
+    for row, target in zip(np.flatnonzero(~missing).tolist(), targets.tolist(), strict=True):
         labels[row] = target
     records = tuple(Record(str(row), None, label) for row, label in enumerate(labels))
     labeled = tuple(record for record in records if record.label is not None)
@@ -211,20 +199,3 @@ def _as_data(values: Array, unlabeled: Array, targets: Array, classes: int) -> t
     pixels = np.zeros((len(values), 1, 1, 3), np.uint8)
     features = Features(np.ascontiguousarray(values, dtype=np.float32), {}, "")
     return PreparedData(dataset, pixels, split, (), ""), features
-
-
-def _train_head(trainer: Trainer) -> None:
-    """The steps of `csda.training.fit`, with nothing evaluated or written."""
-    config, parts, method, engine = trainer.config, trainer.parts, trainer.method, trainer.engine
-    for epoch in range(1, config.epochs + 1):
-        warming_up = epoch <= config.warm_up_epochs
-        compute = trainer.warm_up if warming_up else trainer.step
-        trainer.begin_epoch(epoch)
-        for inputs in trainer.sample(epoch, labels_only=warming_up):
-            engine.run(update, trainer, compute, *inputs)
-        trainer.end_epoch(epoch)
-        with engine.arithmetic(), torch.no_grad():
-            if epoch == config.warm_up_epochs:
-                method.begin(trainer.model, parts.labeled, parts.unlabeled)
-            elif not warming_up:
-                method.end_epoch(trainer.model, parts.labeled, parts.unlabeled)

@@ -145,7 +145,7 @@ def evaluate(
     from csda.config import parse_assignments
     from csda.external import evaluate_external
     from csda.progress import choose_reporter
-    from csda.report.external import describe_calibration, external_tables, write_external
+    from csda.report.transfer import describe_calibration, external_tables, write_external
 
     chosen = parse_assignments(settings or []) | ({} if source is None else {"source": source})
     with choose_reporter(quiet) as reporter:
@@ -223,14 +223,23 @@ def report(
     no_images: Annotated[
         bool, typer.Option("--no-images", help="Leave images out, where they may not leave the place they lie.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Write nothing: compare all files of the runs with their checksums.")
+    ] = False,
 ) -> None:
-    """Write the report of a run, finished or not, or one that compares several, which has no images."""
+    """Write the report of a run, finished or not, or one that compares several."""
+    if verify:
+        from csda.runs import Run
+
+        for run in runs:
+            print(f"{run}: {Run(run).verify()} files fit their checksums")
+        return
     from csda.report import write_comparison, write_report
 
     if len(runs) == 1 and out is None:
         print(write_report(runs[0], images=not no_images))
     else:
-        print(write_comparison(runs, out or Path("comparison.html")))
+        print(write_comparison(runs, out or Path("comparison.html"), images=not no_images))
 
 
 @app.command()
@@ -315,6 +324,29 @@ def simulate_review(
         print(f"seed {row['seed']}  {row['order']}  {row['labels']} labels  MCA {row['mca']:.4f}  AUC {row['auc']:.4f}")
     command = f"csda simulate-review {Path(data).name} --first {first} --step {step} --most {most} --seeds {seeds}"
     print(write_simulation(rows, plan, data, command, out))
+
+
+@app.command("compare-estimators")
+def compare_estimators(
+    data: Annotated[list[str], typer.Argument(help="Folders of images whose labels are known.")],
+    labels: Annotated[list[int] | None, typer.Option(min=2, help="Labels to keep; repeatable.  [default: 50]")] = None,
+    seeds: Annotated[int, typer.Option(min=2, help="How often, with other splits.")] = 10,
+    image_size: Annotated[int, typer.Option(min=16, help="Pixels of a side that features are computed from.")] = 96,
+    out: Annotated[Path, typer.Option(help="Folder for the tables.")] = Path("results/estimators"),
+) -> None:
+    """Compare CSDAClassifier with the classifiers of scikit-learn, on features of images with few labels."""
+    _require_research()
+    from csda.progress import LogReporter
+    from csda.research.estimators import compare, write_comparison
+
+    budgets, rows = labels or [50], []
+    for row in compare(data, budgets, seeds, image_size, LogReporter()):
+        rows.append(row)
+        place = f"{row['data']}  {row['labels']} labels  seed {row['seed']}"
+        print(f"{place}  MCA {row['mca']:.4f}  AUC {row['auc']:.4f}  {row['estimator']}")
+    words = [*(Path(each).name for each in data), *(f"--labels {each}" for each in budgets), f"--seeds {seeds}"]
+    command = f"csda compare-estimators {' '.join(words)} --image-size {image_size}"
+    print(write_comparison(rows, command, image_size, out))
 
 
 @labels_app.command("export")
@@ -406,6 +438,7 @@ def reproduce(
     ] = None,
     labels: Annotated[str | None, typer.Option(help="Train these budgets alone: 350,800.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Train so many seeds alone, the first ones.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Train the rows of this preset alone.")] = None,
     settings: Assignments = None,
     only_finished: Annotated[
         bool, typer.Option("--only-finished", help="Train nothing: the table of what there is, and what is missing.")
@@ -433,6 +466,7 @@ def reproduce(
         overrides=parse_assignments(settings or []),
         labels=labels.split(",") if labels else (),
         seeds=seeds,
+        preset=preset,
         only_finished=only_finished,
         fresh=fresh,
     )
@@ -453,17 +487,20 @@ def data_check(
     if not settings:
         raise typer.Exit(run_check(data, source, html))
     from csda.config import parse_assignments
+    from csda.methods import METHODS
     from csda.training import configure
 
     chosen = {"data": data, **parse_assignments(settings)} | ({} if source is None else {"source": source})
-    raise typer.Exit(run_check(data, source, html, configure(chosen)))
+    config = configure(chosen)
+    needs_unlabeled = "method" in chosen and METHODS[config.method].uses_unlabeled
+    raise typer.Exit(run_check(data, source, html, config, needs_unlabeled=needs_unlabeled))
 
 
 @weights_app.callback(invoke_without_command=True)
 def weights(context: typer.Context) -> None:
     """List the published weights that a network can begin with: which are available, and how to get the others."""
     if context.invoked_subcommand is None:
-        from csda.models.catalog import weights_table
+        from csda.methods.catalog import weights_table
 
         _print(weights_table())
 

@@ -4,6 +4,9 @@ A network memorises the labels that it learns from, so its predictions there say
 labeled images are divided into K folds, by group where groups are known, and each fold is predicted by a network that
 learned from the others: a last layer on the features of the network as it begins, which costs a pass over the images
 and K small fits, or a whole network, which costs K trainings of the labels alone.
+
+Calibration, where validation has too few images for it, is fitted to such predictions by the method itself, which costs
+K whole trainings; on frozen features these take seconds.
 """
 
 from __future__ import annotations
@@ -14,18 +17,28 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from csda.config import CIRCUMSTANCES, RunConfig
+from csda.data.cache import digest, recall, remember
 from csda.data.loader import ImagePool
+from csda.data.prepared import PreparedData
 from csda.data.records import Record
+from csda.data.splits import FEW_VALIDATION
 from csda.evaluate import predict_pool
+from csda.features import digest_weights
+from csda.folders import default_cache
 from csda.methods.base import CrossFit
+from csda.models.weights import read_weights
+from csda.probe import assign_folds
 from csda.progress import Reporter
 from csda.trainer import Trainer
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+FOLDS = 5
+"""Trainings that predict the labeled images for calibration."""
 
 STRENGTHS = (1e-3, 1e-2, 1e-1)
 """Values of C, the inverse of the penalty, among which the likelihood of the held-out labels chooses."""
@@ -41,10 +54,7 @@ def cross_fit(
     request = trainer.method.cross_fit
     if request is None:
         return
-    records = trainer.data.split.labeled
-    labels = trainer.data.encode(records)
-    groups = [record.group or record.id for record in records]
-    folds = assign_folds(groups, labels, request.folds, trainer.config.seed)
+    labels, folds = _draw_folds(trainer, request.folds, every_image=True)
     if request.network == "head":
         labeled, unlabeled = _fit_heads(trainer, request, labels, folds)
     else:
@@ -53,23 +63,60 @@ def cross_fit(
     trainer.method.take_folds(*give)
 
 
-def assign_folds(groups: Sequence[str], labels: Ints, folds: int, seed: int) -> Ints:
-    """The fold of each image [N], the same for all images of a group.
+def predict_held_out(trainer: Trainer, update: Callable[..., None], reporter: Reporter) -> tuple[Floats, Ints] | None:
+    """Predictions and labels of labeled images, each predicted by a training of the same kind without its fold.
 
-    Groups of each class are dealt out in turn, so that every fold has its share of a class; a group counts for its
-    rarest class, where labels are [N, K] as those of no label do for themselves.
+    None where calibration does not want them. An image of a class that no other fold has is left out.
     """
-    names, group_of = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
-    indicators = labels if labels.ndim == 2 else np.eye(int(labels.max()) + 1, dtype=np.int64)[labels]
-    rarest_first = np.argsort(indicators.sum(axis=0), kind="stable")
-    rank = np.full(len(names), indicators.shape[1])
-    for place in reversed(range(len(rarest_first))):
-        rank[group_of[indicators[:, rarest_first[place]] > 0]] = place
-    order = np.random.default_rng(seed).permutation(len(names))
-    order = order[np.argsort(rank[order], kind="stable")]
-    fold_of = np.empty(len(names), dtype=np.int64)
-    fold_of[order] = np.arange(len(names)) % folds
-    return fold_of[group_of]
+    config, split = trainer.config, trainer.data.split
+    few = len(split.val) < FEW_VALIDATION
+    if config.calibrate == "validation" or (config.calibrate == "auto" and not (few and config.frozen)):
+        return None
+    labels, folds = _draw_folds(trainer, FOLDS)
+    held_out = folds >= 0
+    numbers = np.unique(folds[held_out])
+    if len(numbers) < 2:
+        return None
+    reporter.note(f"calibrating: {len(numbers)} trainings, each without a fold of the labeled images")
+    weights = None if config.frozen else read_weights(config.backbone, config.pretrained, config.weights)
+    probs = np.zeros((len(labels), trainer.task.num_classes))
+    own = config.model_copy(update={"choose": "last"})
+    for fold in numbers:
+        chosen = held_out & (folds == fold)
+        learned, predicted = _chosen(split.labeled, ~chosen), _chosen(split.labeled, chosen)
+        parts = replace(split, labeled=learned, val=(), test=predicted)
+        body = Trainer(own, replace(trainer.data, split=parts), trainer.ranks, weights, trainer.features)
+        cross_fit(body, weights, update, Reporter())
+        learn(body, update)
+        with body.engine.arithmetic():
+            probs[chosen] = body.evaluator.predict(body.predicting, body.parts.test)
+    return probs[held_out], labels[held_out]
+
+
+def _draw_folds(trainer: Trainer, number: int, *, every_image: bool = False) -> tuple[Ints, Ints]:
+    """Labels of the labeled images, and the fold of each, as `assign_folds` has it."""
+    records = trainer.data.split.labeled
+    labels = trainer.data.encode(records)
+    groups = [record.group or record.id for record in records]
+    rng = np.random.default_rng(trainer.config.seed)
+    return labels, assign_folds(labels, groups, rng, number, every_image=every_image)
+
+
+def learn(trainer: Trainer, update: Callable[..., None]) -> None:
+    """The steps of a whole training, with nothing evaluated or written."""
+    config, parts, method, engine = trainer.config, trainer.parts, trainer.method, trainer.engine
+    for epoch in range(1, config.epochs + 1):
+        warming_up = epoch <= config.warm_up_epochs
+        compute = trainer.warm_up if warming_up else trainer.step
+        trainer.begin_epoch(epoch)
+        for inputs in trainer.sample(epoch, labels_only=warming_up):
+            engine.run(update, trainer, compute, *inputs)
+        trainer.end_epoch(epoch)
+        with engine.arithmetic(), torch.no_grad():
+            if epoch == config.warm_up_epochs:
+                method.begin(trainer.model, parts.labeled, parts.unlabeled)
+            elif not warming_up:
+                method.end_epoch(trainer.model, parts.labeled, parts.unlabeled)
 
 
 def predict_folds(
@@ -114,6 +161,8 @@ def predict_folds_of(
 
 def _fit(features: Floats, labels: Ints, strength: float, num_classes: int) -> Callable[[Floats], Floats]:
     """Logistic regression; classes that no label has get no probability, and one class alone gets all of it."""
+    from sklearn.linear_model import LogisticRegression
+
     present = np.unique(labels)
     if len(present) == 1:
         return lambda values: np.tile(np.eye(num_classes)[present[0]], (len(values), 1))
@@ -154,7 +203,10 @@ def _train_bodies(
     update: Callable[..., None],
     reporter: Reporter,
 ) -> tuple[Floats, Floats]:
-    """Each network learns as the method `baseline` would, by the same recipe in fewer epochs."""
+    """Each network learns as the method `baseline` would, by the same recipe in fewer epochs.
+
+    What they predict is kept in the cache, so that trainings which differ in what they make of it share the networks.
+    """
     data, task, split = trainer.data, trainer.task, trainer.data.split
     config = trainer.config.model_copy(
         update={
@@ -166,6 +218,10 @@ def _train_bodies(
     )
     labeled = np.zeros((len(folds), task.num_classes))
     unlabeled = np.zeros((len(split.unlabeled) if request.unlabeled else 0, task.num_classes))
+    memory = default_cache() / "folds" / _identity(config, data, folds, weights, request)
+    if (kept := trainer.ranks.from_first(lambda: recall(memory))) is not None:
+        both = np.frombuffer(kept).reshape(-1, task.num_classes).copy()
+        return both[: len(labeled)], both[len(labeled) :]
     numbers = np.unique(folds)
     for count, fold in enumerate(numbers, start=1):
         reporter.note(f"predicting labeled images out of fold: network {count} of {len(numbers)}")
@@ -177,15 +233,24 @@ def _train_bodies(
             weights,
             trainer.features,
         )
-        for epoch in range(1, request.epochs + 1):
-            body.begin_epoch(epoch)
-            for inputs in body.sample(epoch, labels_only=True):
-                body.engine.run(update, body, body.warm_up, *inputs)
-            body.end_epoch(epoch)
+        learn(body, update)
         labeled[folds == fold] = _predict(trainer, body, body.parts.test)
         if request.unlabeled:
             unlabeled += _predict(trainer, body, body.parts.unlabeled) / len(numbers)
+    if trainer.ranks.first:
+        remember(memory, np.concatenate([labeled, unlabeled]).tobytes())
     return labeled, unlabeled
+
+
+def _identity(
+    config: RunConfig, data: PreparedData, folds: Ints, weights: Mapping[str, Tensor] | None, request: CrossFit
+) -> str:
+    """The name of what networks of folds predict: by data, split, settings and first weights."""
+    settings = config.model_dump(exclude={"data", *CIRCUMSTANCES})
+    parts = [[record.id for record in part] for part in (data.split.labeled, data.split.unlabeled)]
+    first = "random" if weights is None else digest_weights(weights)
+    text = repr((data.digest, parts, folds.tolist(), settings, first, request))
+    return digest(text.encode()).hex()
 
 
 def _chosen(records: Sequence[Record], mask: Iterable[bool]) -> tuple[Record, ...]:

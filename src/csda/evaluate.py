@@ -100,10 +100,12 @@ class Evaluator:
         arrays: Mapping[str, npt.NDArray[Any]],
         unlabeled_probs: Floats,
         control: Mapping[str, Mapping[str, float]] | None = None,
+        held_out: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None,
     ) -> Conclusions:
         """Predictions, pseudo-labels and the result at the `best` epoch, of which `arrays` are.
 
         `rows` are the figures of all epochs; `control` are those of models that the result is to be compared with.
+        Calibration is fitted to validation and to `held_out` predictions with their labels.
         """
         predictions = []
         for part, records in (("val", self.split.val), ("test", self.split.test)):
@@ -126,8 +128,15 @@ class Evaluator:
             "mca_prior": metrics.mca(corrected, self.test_labels),
             **({"control": {name: dict(figures) for name, figures in control.items()}} if control else {}),
         }
-        fitted = calibration.fit(arrays["val_probs"], self.val_labels) if len(self.val_labels) else None
-        return Conclusions(predictions, pseudo_labels, result, fitted)
+        return Conclusions(predictions, pseudo_labels, result, self._calibrate(arrays["val_probs"], held_out))
+
+    def _calibrate(
+        self, val_probs: npt.NDArray[Any], held_out: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None
+    ) -> Calibration | None:
+        if held_out is None:
+            return calibration.fit(val_probs, self.val_labels) if len(self.val_labels) else None
+        probs, labels = (np.concatenate(each) for each in zip(held_out, (val_probs, self.val_labels), strict=True))
+        return calibration.fit(probs, labels, "validation and out-of-fold" if len(val_probs) else "out-of-fold")
 
     def _corrected(self, probs: Floats) -> metrics.Floats:
         return metrics.prior_corrected(probs, self.frequencies, multi_label=self.multi_label)

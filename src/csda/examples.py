@@ -40,9 +40,10 @@ def choose_mistakes(probs: Array, labels: Labels) -> list[Rows]:
     """
     if labels.ndim == 2:
         chosen = []
-        for scores, present in zip(probs.T, labels.T, strict=True):
-            alarms = _highest(scores, (present == 0) & (scores >= 0.5), MISTAKES // 2)
-            misses = _highest(-scores, (present == 1) & (scores < 0.5), MISTAKES // 2)
+        found = metrics.predict(probs, multi_label=True)
+        for scores, said, present in zip(probs.T, found.T, labels.T, strict=True):
+            alarms = _highest(scores, (present == 0) & (said == 1), MISTAKES // 2)
+            misses = _highest(-scores, (present == 1) & (said == 0), MISTAKES // 2)
             chosen.append(alarms + misses)
         return chosen
     sure, wrong = probs.max(axis=1), probs.argmax(axis=1) != labels

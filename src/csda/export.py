@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from csda.data.decode import IMAGE_SUFFIXES, read_image
+from csda.data.decode import IMAGE_SUFFIXES, Aspect, read_image
 from csda.data.tree import walk_images
 from csda.errors import ConfigError, DataError, RunError, explained
 from csda.evaluate import predict_images
@@ -83,25 +83,53 @@ class Classifier(nn.Module):
         return torch.softmax(logits / self.temperature, dim=-1)
 
 
-def resize(values: Tensor, size: int) -> Tensor:
+def resize(values: Tensor, size: int, aspect: Aspect) -> Tensor:
     """Images [B, C, H, W] of 0 to 255 as squares of 0 to 1: across, then down, whole grey levels after each pass.
 
     So does the decoder; without the rounding in between one pixel of ten is off by a grey level.
     """
-    for shape in ((values.shape[2], size), (size, size)):
-        values = F.interpolate(values, shape, mode="bilinear", antialias=True).round().clamp(0.0, 255.0)
+    height, width = values.shape[2:]
+    if aspect == "squash":
+        for shape in ((height, size), (size, size)):
+            values = F.interpolate(values, shape, mode="bilinear", antialias=True).round().clamp(0.0, 255.0)
+    else:
+        across, down = _filter(width, height, size, aspect), _filter(height, width, size, aspect)
+        values = (values @ across.T).round().clamp(0.0, 255.0)
+        values = (down @ values).round().clamp(0.0, 255.0)
     return values / 255.0
+
+
+def _filter(length: int, other: int, size: int, aspect: Aspect) -> Tensor:
+    """What each pixel along an axis weighs in each of the square [size, length]: the antialiasing triangle filter.
+
+    With `pad` the whole axis is in the middle of the square and nothing beside it; with `crop` the middle of the axis
+    fills the square. Shapes are tensors here, since a graph for images of any size has no numbers for them.
+    """
+    own, longest = torch.full((), length, dtype=torch.float64), torch.full((), other, dtype=torch.float64)
+    longest, shortest = torch.maximum(own, longest), torch.minimum(own, longest)
+    if aspect == "pad":
+        span, inner = own, (own * (size / longest)).round().clamp_min(1.0)
+    else:
+        span, inner = shortest, torch.full((), size, dtype=torch.float64)
+    first, start = ((size - inner) / 2).floor(), ((own - span) / 2).floor()
+    scale = span / inner
+    place = torch.arange(size, dtype=torch.float64)[:, None] - first + 0.5
+    offset = torch.arange(length, dtype=torch.float64)[None, :] - start + 0.5
+    weights = (1.0 - (offset - place * scale).abs() / scale.clamp_min(1.0)).clamp_min(0.0)
+    weights = weights * ((offset > 0) & (offset < span))
+    weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(SMALLEST)
+    return (weights * ((place > 0) & (place < inner))).float()
 
 
 class ImageClassifier(nn.Module):
     """The same from decoded images, uint8 [B, H, W, C] of any size."""
 
-    def __init__(self, classifier: Classifier, size: int) -> None:
+    def __init__(self, classifier: Classifier, size: int, aspect: Aspect) -> None:
         super().__init__()
-        self.classifier, self.size = classifier, size
+        self.classifier, self.size, self.aspect = classifier, size, aspect
 
     def forward(self, images: Tensor) -> Tensor:
-        probs: Tensor = self.classifier(resize(images.permute(0, 3, 1, 2).float(), self.size))
+        probs: Tensor = self.classifier(resize(images.permute(0, 3, 1, 2).float(), self.size, self.aspect))
         return probs
 
 
@@ -127,8 +155,7 @@ def export(run: Run, to: Form, out: Path | None = None, images: Sequence[Path] =
         if folder.exists() and any(folder.iterdir()):
             raise RunError(f"{folder}: not empty; give another --out")
     predictor = Predictor(run, "cpu")
-    if predictor.aspect != "squash":
-        raise ConfigError(f"{run.folder}: aspect = {predictor.aspect!r} has no exported form; train with aspect=squash")
+    predictor.require_images()
     samples = _samples(run, predictor, images)
     with explained(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +218,7 @@ def _write_monai(run: Run, predictor: Predictor, samples: Samples, folder: Path)
     write_whole(folder / "configs/inference.json", _dump(_inference(predictor)))
 
     def answer(images: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        values = resize(torch.from_numpy(images).permute(0, 3, 1, 2).float(), size)
+        values = resize(torch.from_numpy(images).permute(0, 3, 1, 2).float(), size, predictor.aspect)
         return np.asarray(module(values).detach())
 
     return _compare(answer, samples, "models/model.pt2")
@@ -199,7 +226,7 @@ def _write_monai(run: Run, predictor: Predictor, samples: Samples, folder: Path)
 
 def _program(predictor: Predictor) -> torch.export.ExportedProgram:
     """The graph from decoded images on, for any number of images and any size."""
-    module = ImageClassifier(Classifier(predictor), predictor.image_size).eval()
+    module = ImageClassifier(Classifier(predictor), predictor.image_size, predictor.aspect).eval()
     shape = (2, predictor.image_size + 13, predictor.image_size + 7, predictor.channels)
     example = torch.zeros(shape, dtype=torch.uint8)
     dims = {0: torch.export.Dim("batch", min=1)}
@@ -231,7 +258,7 @@ def _samples(run: Run, predictor: Predictor, images: Sequence[Path]) -> Samples:
     size, channels = predictor.image_size, predictor.channels
     if files:
         decoded = [_decode(path, channels) for path in files]
-        squares = np.stack([read_image(path, size, channels) for path in files])
+        squares = np.stack([read_image(path, size, channels, predictor.aspect) for path in files])
         return Samples(
             decoded,
             squares,
@@ -384,19 +411,10 @@ def _inference(predictor: Predictor) -> dict[str, Any]:
                     ),
                 },
                 {"_target_": "EnsureChannelFirstd", "keys": "image", "channel_dim": channel},
-                # Across, then down, as `resize` does it.
                 *(
-                    {
-                        "_target_": "Lambdad",
-                        "keys": "image",
-                        "func": (
-                            f"$lambda image: torch.nn.functional.interpolate(image[None].float(), ({shape}), "
-                            "mode='bilinear', antialias=True)[0].round().clamp(0, 255)"
-                        ),
-                    }
-                    for shape in (f"image.shape[1], {size}", f"{size}, {size}")
+                    {"_target_": "Lambdad", "keys": "image", "func": f"$lambda image: {step}"}
+                    for step in (*_squares(size, predictor.aspect), "image / 255")
                 ),
-                {"_target_": "Lambdad", "keys": "image", "func": "$lambda image: image / 255"},
             ],
         },
         "dataset": {
@@ -425,6 +443,28 @@ def _inference(predictor: Predictor) -> dict[str, Any]:
         },
         "run": ["$@evaluator.run()"],
     }
+
+
+def _squares(size: int, aspect: Aspect) -> list[str]:
+    """What `resize` does to one image [C, H, W], as expressions of Python that need nothing but torch."""
+    interpolate = "torch.nn.functional.interpolate({}, {}, mode='bilinear', antialias=True).round().clamp(0, 255)"
+    if aspect == "pad":
+        sides = f"(max(1, round(side * ({size} / max(image.shape[1:])))) for side in image.shape[1:])"
+        both = "fit(fit(image[None].float(), (image.shape[1], width)), (height, width))[0]"
+        fit = f"lambda values, shape: {interpolate.format('values', 'shape')}"
+        # Before and after, the second a pixel more where the rest is odd.
+        black = (f"({size} - image.shape[{axis}]) // 2, -((image.shape[{axis}] - {size}) // 2)" for axis in (2, 1))
+        return [
+            f"(lambda fit, height, width: {both})({fit}, *{sides})",
+            f"torch.nn.functional.pad(image, ({', '.join(black)}))",
+        ]
+    side = "min(image.shape[1:])"
+    cuts = [f"image.narrow({axis}, (image.shape[{axis}] - {side}) // 2, {side})" for axis in (1, 2)]
+    passes = [
+        interpolate.format("image[None].float()", shape) + "[0]"
+        for shape in (f"(image.shape[1], {size})", f"({size}, {size})")
+    ]
+    return [*(cuts if aspect == "crop" else ()), *passes]
 
 
 def _dump(content: dict[str, Any]) -> str:

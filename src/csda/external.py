@@ -14,7 +14,7 @@ from csda.data.records import Dataset, Label, Record, encode_labels
 from csda.data.store import refuse_unreadable
 from csda.errors import DataError
 from csda.predict import Predictor
-from csda.report.external import External, measure_external
+from csda.report.transfer import External, measure_external
 from csda.runs import Run
 from csda.training import configure
 
@@ -37,6 +37,7 @@ def evaluate_external(
         raise DataError(f"{data}: no labeled image files; external images need labels to be judged by")
     labels = _translate(dataset, records, run)
     predictor = Predictor(run, config.device)
+    predictor.require_images()
     kept, probs, unreadable = [], [], []
     outcomes = predictor.stream((record.path for record in records if record.path is not None), calibrated=False)
     for position, outcome in enumerate(outcomes):

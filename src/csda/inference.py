@@ -20,11 +20,12 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
+from csda.cluster import joined_ray
 from csda.data.csv_files import UNFIT_CHARACTERS, read_table, read_text
 from csda.data.decode import unremarked
 from csda.data.splits import label_text
 from csda.data.tree import walk_images
-from csda.errors import ConfigError, DataError, RunError, explained
+from csda.errors import DataError, RunError, explained
 from csda.predict import Outcome, Predictor, in_groups, load
 from csda.runs import write_whole
 
@@ -119,6 +120,7 @@ def predict_table(
         progress: is told how many files are done, of how many.
     """
     predictor = load(run)
+    predictor.require_images()
     coverage = predictor.choose_coverage(coverage)
     files = ImageFiles(given)
     total = files.count()
@@ -283,48 +285,37 @@ def _open_table(out: Path, about: dict[str, Any], resume: bool) -> _PartialTable
 
 def _stream_ray(run: Path, files: Iterable[Path], jobs: int | None, tta: bool) -> Iterator[Outcome]:
     """The same as `Predictor.stream` by workers of Ray; what a worker had when it died is given to another."""
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise ConfigError(f"--launcher ray needs Ray Data ({error}): pip install 'csda[ray]'") from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError) as error:
-        raise ConfigError(f"Ray cannot be reached ({error}); is RAY_ADDRESS, if set, that of a cluster?") from None
-    try:
+    with joined_ray("ray.data") as ray:
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         # One worker for each GPU, or one for each core.
         workers = jobs or gpus or int(resources.get("CPU", 1))
-        for group in in_groups(files, AT_ONCE):
-            names = ray.data.from_items(
-                [{"path": os.fsencode(path)} for path in group], override_num_blocks=-(-len(group) // BATCH)
-            )
-            predicted = names.map_batches(
-                RayWorker,
-                fn_constructor_args=(str(run), str(Path.cwd()), tta),
-                batch_size=BATCH,
-                concurrency=min(workers, -(-len(group) // BATCH)),
-                num_cpus=0 if gpus else 1,
-                num_gpus=1 if gpus else 0,
-            )
-            for batch in predicted.iter_batches(batch_size=None):
-                for path, probs, problem in zip(batch["path"], batch["probs"], batch["problem"], strict=True):
-                    if problem:
-                        yield Outcome(Path(os.fsdecode(path)), None, DataError(os.fsdecode(problem)))
-                    else:
-                        yield Outcome(Path(os.fsdecode(path)), np.asarray(probs, dtype=np.float32), None)
-    except ray.exceptions.RayError as error:
-        cause = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
-        raise RunError(f"a worker of Ray failed ({cause}); what is done is kept, go on with --resume") from None
-    finally:
-        ray.shutdown()
+        try:
+            for group in in_groups(files, AT_ONCE):
+                names = ray.data.from_items(
+                    [{"path": os.fsencode(path)} for path in group], override_num_blocks=-(-len(group) // BATCH)
+                )
+                predicted = names.map_batches(
+                    RayWorker,
+                    fn_constructor_args=(str(run), str(Path.cwd()), tta),
+                    batch_size=BATCH,
+                    concurrency=min(workers, -(-len(group) // BATCH)),
+                    num_cpus=0 if gpus else 1,
+                    num_gpus=1 if gpus else 0,
+                )
+                for batch in predicted.iter_batches(batch_size=None):
+                    for path, probs, problem in zip(batch["path"], batch["probs"], batch["problem"], strict=True):
+                        if problem:
+                            yield Outcome(Path(os.fsdecode(path)), None, DataError(os.fsdecode(problem)))
+                        else:
+                            yield Outcome(Path(os.fsdecode(path)), np.asarray(probs, dtype=np.float32), None)
+        except ray.exceptions.RayError as error:
+            cause = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
+            raise RunError(f"a worker of Ray failed ({cause}); what is done is kept, go on with --resume") from None
 
 
 class RayWorker:

@@ -106,19 +106,25 @@ def confusion(labels: Array, predicted: Array, n: int) -> npt.NDArray[np.int64]:
     return np.bincount(labels * n + predicted, minlength=n * n).reshape(n, n).astype(np.int64)
 
 
-def prior_corrected(probs: Array, frequencies: Array, *, multi_label: bool = False) -> Floats:
-    """What a balanced prior would predict: the softmax divided by the labeled class frequencies, normalised again.
+def shift_frequencies(probs: Array, before: Array, after: Array, *, multi_label: bool = False) -> Floats:
+    """What a network would say that had learned from other class frequencies: p · after / before, normalised.
 
-    In a multi-label set each label is a problem of two classes, present and absent, and both are divided; a label that
-    no labeled image has, or every one, is left as it is, and so is a class without any labeled image.
+    A class that was never learned from stays as it is. In a multi-label set each label is a problem of two classes,
+    present and absent; one that all images had, or none, stays as it is.
     """
-    probs = np.asarray(probs, dtype=np.float64)
-    frequencies = np.where(frequencies > 0, frequencies, 0.5 if multi_label else 1.0)
-    if multi_label:
-        frequencies = np.where(frequencies < 1, frequencies, 0.5)
-    present = probs / frequencies
-    total = present + (1 - probs) / (1 - frequencies) if multi_label else present.sum(axis=-1, keepdims=True)
-    return np.asarray(present / total, dtype=np.float64)
+    probs, before, after = (np.asarray(each, dtype=np.float64) for each in (probs, before, after))
+    known = (before > 0) & (before < 1) if multi_label else before > 0
+    usual = 0.5 if multi_label else 1.0
+    before, after = np.where(known, before, usual), np.where(known, after, usual)
+    present = probs * after / before
+    total = present + (1 - probs) * (1 - after) / (1 - before) if multi_label else present.sum(axis=-1, keepdims=True)
+    return np.asarray(present / total.clip(1e-12), dtype=np.float64)
+
+
+def prior_corrected(probs: Array, frequencies: Array, *, multi_label: bool = False) -> Floats:
+    """What a balanced prior would predict: probabilities divided by the labeled class frequencies."""
+    balanced = np.full(np.shape(frequencies), 0.5 if multi_label else 1.0)
+    return shift_frequencies(probs, frequencies, balanced, multi_label=multi_label)
 
 
 def bootstrap_interval(
@@ -260,10 +266,9 @@ def confidence_and_hits(probs: Array, labels: Array) -> tuple[Floats, npt.NDArra
     A decision is the class of an image; in a multi-label set each label, present or absent, is one.
     """
     probs = np.asarray(probs, dtype=np.float64)
-    if labels.ndim == 2:
-        sure = np.maximum(probs, 1 - probs)
-        return sure.ravel(), ((probs >= 0.5) == labels.astype(bool)).ravel()
-    return probs.max(axis=-1, initial=0.0), probs.argmax(axis=-1) == labels
+    multi_label = labels.ndim == 2
+    sure = np.maximum(probs, 1 - probs) if multi_label else probs.max(axis=-1, initial=0.0)
+    return sure.ravel(), (predict(probs, multi_label) == labels).ravel()
 
 
 def reliability(confidence: Array, hits: Array, bins: int = 10) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:

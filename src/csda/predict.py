@@ -25,7 +25,7 @@ from csda.data.store import available_cores
 from csda.engine import choose_device
 from csda.errors import DataError, RunError
 from csda.evaluate import Floats, predict_images
-from csda.models.backbones import build_encoder
+from csda.models.backbones import VECTORS, build_encoder
 from csda.models.two_stream import TwoStream
 from csda.runs import Run
 
@@ -68,6 +68,7 @@ class Predictor:
         multi_label: whether a row holds independent probabilities rather than a distribution.
         image_size: side of the images that the network sees; others are resized to it.
         channels: 1 for grey, 3 for colours; others are converted.
+        width: features of a sample, where the model was trained on feature vectors; None where it takes images.
         calibration: what was fitted to predictions on images that were not trained on; None where there were none.
         device: where the network computes.
     """
@@ -88,11 +89,13 @@ class Predictor:
             frozen: bool = model.get("frozen", False)
             fitted = model.get("calibration")
             self.calibration: Calibration | None = None if fitted is None else from_json(fitted, len(self.classes))
+            takes_vectors = model["backbone"].startswith(VECTORS)
             encoder = build_encoder(model["backbone"], self.image_size, self.channels, dropout=0.0)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
                 f"{self._file}: not a model of csda ({type(error).__name__}: {error}); restore it or train anew"
             ) from None
+        self.width: int | None = encoder.width if takes_vectors else None
         self.model = TwoStream(encoder, len(self.classes), rectified=not frozen)
         # The teacher is not part of a finished model, and predicting leaves it out.
         expected = {k: value.shape for k, value in self.model.state_dict().items() if not k.startswith("teacher.")}
@@ -115,9 +118,10 @@ class Predictor:
 
         One gives one row; a list, an array [N, H, W, C] or a tensor [N, C, H, W] gives a row for each. Pixels are of
         8 or 16 bits, or numbers from 0 to 1. With `tta` a prediction is the mean over the image and its mirror images.
-        Probabilities are `calibrated` where the model knows how.
+        Probabilities are `calibrated` where the model knows how. A model of feature vectors takes these, [N, W].
         """
-        found = list(self._compute(self._batches(images, batch_size), tta, calibrated))
+        batches = self._batches(images, batch_size) if self.width is None else self._vectors(images, batch_size, tta)
+        found = list(self._compute(batches, tta, calibrated))
         return np.concatenate(found) if found else np.empty((0, len(self.classes)), dtype=np.float32)
 
     def stream(
@@ -147,6 +151,13 @@ class Predictor:
             for position, path in enumerate(group):
                 problem = problems.get(position)
                 yield Outcome(path, next(rows) if problem is None else None, problem)
+
+    def require_images(self) -> None:
+        """Refuse files where the model was trained on feature vectors."""
+        if self.width is not None:
+            raise RunError(
+                f"{self._file}: was trained on feature vectors, so it takes no images; use csda.load(run).predict(X)"
+            )
 
     def choose_coverage(self, wanted: float | None = None) -> float | None:
         """The coverage of sets: the wanted one, or 0.9, or None where the model has no limits for that."""
@@ -191,6 +202,15 @@ class Predictor:
             for group in in_groups(_separate(images), batch_size):
                 yield np.stack([self._pixels(image) for image in group])
 
+    def _vectors(self, given: Any, batch_size: int, tta: bool) -> Iterator[npt.NDArray[np.float32]]:
+        if tta:
+            raise DataError("tta mirrors images, and this model takes feature vectors; leave it out")
+        values = np.asarray(given)
+        if values.ndim != 2 or values.shape[1] != self.width or values.dtype.kind not in "fiub":
+            raise DataError(f"X has the shape {list(values.shape)}; give feature vectors [N, {self.width}]")
+        for start in range(0, len(values), batch_size):
+            yield np.ascontiguousarray(values[start : start + batch_size], dtype=np.float32)
+
     def _pixels(self, image: One) -> Pixels:
         if isinstance(image, str | Path):
             return read_image(Path(image), self.image_size, self.channels, self.aspect)
@@ -230,7 +250,7 @@ class Predictor:
         except DataError as error:
             return error
 
-    def _compute(self, batches: Iterable[Pixels], tta: bool, calibrated: bool) -> Iterator[Floats]:
+    def _compute(self, batches: Iterable[npt.NDArray[Any]], tta: bool, calibrated: bool) -> Iterator[Floats]:
         """Probabilities of each batch; on a GPU those of one are fetched while the next is computed."""
         before: Tensor | None = None
         for pixels in batches:
@@ -242,13 +262,14 @@ class Predictor:
             yield self._finish(before, calibrated)
 
     @torch.inference_mode()
-    def _launch(self, pixels: Pixels, tta: bool) -> Tensor:
+    def _launch(self, pixels: npt.NDArray[Any], tta: bool) -> Tensor:
         images = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
         if self.device.type == "cuda":
             images = images.pin_memory().to(self.device, non_blocking=True)
         if not len(images):
             return torch.empty((0, len(self.classes)))
-        return predict_images(self.model, plain(images), self.multi_label, self.flips or tta)
+        views = plain(images) if self.width is None else images
+        return predict_images(self.model, views, self.multi_label, self.flips or tta)
 
     def _finish(self, computed: Tensor, calibrated: bool) -> Floats:
         probs = computed.float().cpu().numpy()

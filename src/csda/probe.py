@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Groups = Sequence[object] | Ints | None
+"""The group of each image; one without a group, None, stands for itself."""
 Balance = Literal["weights", "prior", "none"]
 """How class frequencies are kept out of predictions: by weights of the classes in the loss, by dividing what was
 learned without weights by the frequencies, or not at all."""
@@ -22,6 +24,8 @@ STRENGTHS: tuple[float, ...] = tuple(10.0 ** (power / 2) for power in range(-10,
 """What C may be, for standardised features."""
 
 FOLDS = 5
+MANY_VALUES = 4_000_000
+"""Numbers in a matrix of features for which a second thread is worth its while."""
 MOST_CHOOSING = 2000
 """Images that cross-validation looks at: more cost much time and change little."""
 
@@ -44,7 +48,7 @@ def fit_probe(
     features: npt.NDArray[np.floating],
     targets: Ints,
     num_classes: int,
-    groups: Sequence[str | None] | None = None,
+    groups: Groups = None,
     balance: Balance = "weights",
     seed: int = 0,
 ) -> Probe:
@@ -53,16 +57,23 @@ def fit_probe(
     Images of one of the `groups` are in one fold of the cross-validation. Where N < W the regression is computed among
     the N directions in which the features lie, which changes nothing in its result.
     """
+    from threadpoolctl import threadpool_limits
+
     values = np.asarray(features, np.float64)
+    # Threads that share small matrices wait for each other: on a busy machine that takes twenty times as long.
+    with threadpool_limits(1 if values.size < MANY_VALUES else None):
+        return _fit_labels(values, targets, num_classes, groups, balance, seed)
+
+
+def _fit_labels(values: Array, targets: Ints, num_classes: int, groups: Groups, balance: Balance, seed: int) -> Probe:
     turn: Array | None = None
     if len(values) < values.shape[1]:
         left, lengths, turn = np.linalg.svd(values, full_matrices=False)
         values = left * lengths
-    numbers = _number(groups, len(values))
     if targets.ndim == 1:
-        probe = _fit_one(values, targets, num_classes, numbers, balance, seed)
+        probe = _fit_one(values, targets, num_classes, groups, balance, seed)
     else:
-        labels = [_fit_one(values, targets[:, label], 2, numbers, balance, seed) for label in range(num_classes)]
+        labels = [_fit_one(values, targets[:, label], 2, groups, balance, seed) for label in range(num_classes)]
         # The logit of a label is the difference of the two classes, present and absent.
         probe = Probe(
             np.stack([each.weight[1] - each.weight[0] for each in labels]),
@@ -73,7 +84,7 @@ def fit_probe(
     return probe if turn is None else Probe(probe.weight @ turn, probe.bias, probe.penalty, probe.strength)
 
 
-def _fit_one(values: Array, targets: Ints, num_classes: int, groups: Ints, balance: Balance, seed: int) -> Probe:
+def _fit_one(values: Array, targets: Ints, num_classes: int, groups: Groups, balance: Balance, seed: int) -> Probe:
     counts = np.bincount(targets, minlength=num_classes)
     if (counts > 0).sum() == 1:  # a label that all images have, or none
         bias = np.log((counts + 0.5) / (counts.sum() + 0.5 * num_classes))
@@ -86,7 +97,7 @@ def _fit_one(values: Array, targets: Ints, num_classes: int, groups: Ints, balan
 
 
 def choose_strength(
-    values: Array, targets: Ints, num_classes: int, groups: Ints, balance: Balance, seed: int = 0
+    values: Array, targets: Ints, num_classes: int, groups: Groups, balance: Balance, seed: int = 0
 ) -> float:
     """The C with the least loss on images that were left out, each class counting alike."""
     rng = np.random.default_rng(seed)
@@ -113,24 +124,39 @@ def choose_strength(
     return STRENGTHS[int(np.argmin((losses[:, known] / counts[known]).mean(axis=1)))]
 
 
-def assign_folds(targets: Ints, groups: Ints, rng: np.random.Generator, folds: int = FOLDS) -> Ints:
+def assign_folds(
+    labels: Ints,
+    groups: Groups,
+    rng: np.random.Generator,
+    folds: int = FOLDS,
+    *,
+    every_image: bool = False,
+) -> Ints:
     """A fold for each image, whole groups in one, each class spread evenly; −1 for images that are always learned from.
 
-    A class with fewer groups than folds is missing in some of them; one with a single group is never left out.
+    Labels are class indices [N], or 0/1 [N, K], where images without a label count as a class of their own. A class
+    with fewer groups than folds is missing in some of them; one with a single group is never left out, unless
+    `every_image` is to have a fold.
     """
-    members: dict[int, list[int]] = {}
-    for place in rng.permutation(len(targets)).tolist():
-        members.setdefault(int(groups[place]), []).append(place)
-    counts = np.bincount(targets)
+    members: dict[object, list[int]] = {}
+    for place in rng.permutation(len(labels)).tolist():
+        group = None if groups is None else groups[place]
+        members.setdefault(place if group is None else group, []).append(place)
+    classes = (
+        np.eye(int(labels.max()) + 1, dtype=np.int64)[labels]
+        if labels.ndim == 1
+        else np.column_stack((labels, ~labels.any(axis=1)))
+    )
+    counts = classes.sum(axis=0)
     groups_of = np.zeros(len(counts), np.int64)
     for places in members.values():
-        groups_of[np.unique(targets[places])] += 1
-    assigned = np.full(len(targets), -1, np.int64)
+        groups_of += classes[places].any(axis=0)
+    assigned = np.full(len(labels), -1, np.int64)
     filled = np.zeros((folds, len(counts)))
     # Groups of rare classes first: those of frequent ones even out what is left.
-    for places in sorted(members.values(), key=lambda own: counts[targets[own]].min()):
-        own = np.bincount(targets[places], minlength=len(counts))
-        if (groups_of[own > 0] == 1).any():
+    for places in sorted(members.values(), key=lambda own: counts[classes[own].any(axis=0)].min()):
+        own = classes[places].sum(axis=0)
+        if not every_image and (groups_of[own > 0] == 1).any():
             continue
         rarest = int(np.where(own > 0, counts, counts.max() + 1).argmin())
         fold = min(range(folds), key=lambda each: (filled[each, rarest], filled[each].sum()))
@@ -169,16 +195,6 @@ class _Regression:
             rows, offsets = np.stack([-rows[0], rows[0]]) / 2.0, np.array([-offsets[0], offsets[0]]) / 2.0
         weight[self.model.classes_], bias[self.model.classes_] = rows, offsets
         return weight, bias - np.where(bias > -30.0, self.shift, 0.0)
-
-
-def _number(groups: Sequence[str | None] | None, count: int) -> Ints:
-    """Groups by number; an image without one stands for itself."""
-    if groups is None:
-        return np.arange(count)
-    numbers: dict[object, int] = {}
-    return np.array(
-        [numbers.setdefault(place if group is None else group, len(numbers)) for place, group in enumerate(groups)]
-    )
 
 
 def _even_sample(targets: Ints, most: int, rng: np.random.Generator) -> Ints:

@@ -27,6 +27,11 @@ class Reporter:
     ) -> None:
         return None
 
+    @property
+    def silent(self) -> bool:
+        """Whether nobody reads its notes, so that none has to be worked out."""
+        return type(self).note is Reporter.note
+
     def note(self, text: str) -> None:
         """A sentence that a user should read."""
 

@@ -43,6 +43,7 @@ import csda
 from csda.calibration import Calibration, from_json
 from csda.config import RunConfig, differences, format_config, parse_config, read_config
 from csda.data.records import encode_labels
+from csda.data.regular import open_regular
 from csda.data.splits import Begun, SplitRow, parse_label, read_rows, read_truth
 from csda.errors import ConfigError, DataError, RunError, explained
 
@@ -362,10 +363,12 @@ class Run:
         if not self.has_checkpoint:
             return None
         way_out = f"delete {path.name} to start this run from the beginning, or restore the file"
+        stored = io.BytesIO(self._content(path.name))
         try:
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(stored) as archive:
                 torn = archive.testzip()
-            state: dict[str, Any] | None = None if torn else torch.load(path, map_location="cpu", weights_only=True)
+            stored.seek(0)
+            state: dict[str, Any] | None = None if torn else torch.load(stored, map_location="cpu", weights_only=True)
         except Exception as error:  # whatever a damaged file makes zipfile and the unpickler say
             raise RunError(f"{path}: damaged ({type(error).__name__}); {way_out}") from None
         if state is None:
@@ -414,9 +417,11 @@ class Run:
         self._write_with_manifest("result.json", _finite(result), (*_FIRST, *_LAST))
         shutil.rmtree(self.folder / "history", ignore_errors=True)
 
-    def write_figures(self, figures: Mapping[str, str]) -> None:
-        """Each picture of the report as figures/NAME.svg; they can be made again at any time, so no manifest has them,
-        and what an earlier report left there goes."""
+    def write_report(self, page: str, figures: Mapping[str, str]) -> Path:
+        """report.html, and each picture of it as figures/NAME.svg; what an earlier report left there goes.
+
+        They can be made again at any time, so the manifest does not have them: each has a checksum of its own.
+        """
         folder = self.folder / "figures"
         with explained(folder):
             folder.mkdir(exist_ok=True)
@@ -424,7 +429,32 @@ class Run:
                 if old.stem not in figures:
                     old.unlink()
         for name, content in figures.items():
-            write_whole(folder / f"{name}.svg", content)
+            write_whole(folder / f"{name}.svg", seal(content))
+        return write_whole(self._path("report.html"), seal(page))
+
+    def verify(self) -> int:
+        """Compare every file that has a checksum with it, and refuse the first that does not fit; how many there are.
+
+        Of an interrupted run these are the files that it began with, its model and its checkpoint with all epochs.
+        """
+        names = list(self._manifest)
+        if not names:
+            raise RunError(f"{self.folder}: no manifest.json, so there is nothing to compare with; restore it")
+        for name in names:
+            self._content(name)
+        if not self.finished and self.has_checkpoint:
+            self.read_weights()
+            state = self.load_checkpoint()
+            names += ["model.safetensors", "checkpoint.pt", *(state or {}).get("files", ())]
+        pages = [name for name in ("report.html", "labels.html") if self._path(name).exists()]
+        pages += sorted(f"figures/{path.name}" for path in self._path("figures").glob("*.svg"))
+        for name in pages:
+            if not _is_sealed(self._content(name)):
+                raise RunError(
+                    f"{self._path(name)}: damaged, or from before pages had a checksum; "
+                    f"`csda report {self.folder}` makes it anew"
+                )
+        return len(names) + len(pages)
 
     def _path(self, name: str) -> Path:
         return self.folder / name
@@ -442,10 +472,10 @@ class Run:
     def _manifest(self) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of the files that are final; a folder from before there was a manifest has none."""
         path = self._path("manifest.json")
-        if not path.is_file():
+        if not path.exists():
             return {}
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = json.loads(_read_bytes(path))
             files: dict[str, dict[str, Any]] = manifest["files"]
             whole = manifest["sha256"] == _digest_json(files)
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -458,12 +488,9 @@ class Run:
     def _content(self, name: str) -> bytes:
         """What a file holds, if the manifest agrees."""
         path, known = self._path(name), self._manifest.get(name)
-        if not path.is_file():
-            raise RunError(f"{path}: missing; {self._way_out()}")
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise RunError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); restore it") from None
+        if not path.exists():
+            raise RunError(f"{path}: missing; {'restore it' if name in _FIRST and self.begun else self._way_out()}")
+        content = _read_bytes(path)
         if known is not None and known != {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}:
             raise self._damaged(name, "not as manifest.json knows it")
         return content
@@ -642,6 +669,28 @@ def _stacked(epochs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
         missing = np.full(example.shape, np.nan, dtype=np.float32)
         stacked[key] = np.stack([arrays.get(key, missing) for arrays in epochs])
     return stacked
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.readall()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); restore it") from None
+
+
+def seal(page: str) -> str:
+    """A page or a picture with the SHA-256 of all of it in a comment at its end."""
+    return f"{page}{_seal_of(page.encode())}"
+
+
+def _seal_of(content: bytes) -> str:
+    return f"\n<!-- sha256 {hashlib.sha256(content).hexdigest()} -->\n"
+
+
+def _is_sealed(content: bytes) -> bool:
+    end = content.rfind(b"\n<!-- sha256 ")
+    return end >= 0 and content[end:] == _seal_of(content[:end]).encode()
 
 
 def _describe(path: Path) -> dict[str, Any]:

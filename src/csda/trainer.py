@@ -38,7 +38,7 @@ from csda.engine import (
     set_learning_rate,
     streaming,
 )
-from csda.errors import DataError
+from csda.errors import DataError, RunError
 from csda.evaluate import Conclusions, Evaluator, Floats, score
 from csda.features import Features
 from csda.losses import ramp
@@ -177,10 +177,11 @@ class Trainer:
                 parameter.data.copy_(torch.from_numpy(values))
             return torch.from_numpy(probe.penalty).float().to(self.device)
 
-        begin("weights")
+        penalty = begin("weights")
+        self._probe = layer.weight.detach().clone(), layer.bias.detach().clone()
         figures = score(self.evaluator.predict(self.model, self.parts.test), self.evaluator.test_labels, "test")
         self.control["linear_probe"] = {name: figures[f"test_{name}"] for name in ("auc", "mca")}
-        self.penalty = begin(self.method.balance)
+        self.penalty = penalty if self.method.balance == "weights" else begin(self.method.balance)
         self.head_seconds = time.perf_counter() - begun
 
     def _fit_probe(self, balance: Balance) -> Probe:
@@ -222,11 +223,6 @@ class Trainer:
             raise DataError(
                 f"{name}: the validation images are all of one class, so no AUC can tell the best epoch; "
                 "give a split that has others there, too"
-            )
-        if METHODS[self.config.method].uses_unlabeled and not self.data.split.unlabeled:
-            raise DataError(
-                f"{name}: no unlabeled images for method {self.config.method!r}; "
-                "keep only some labels with --labels, or train the method 'baseline'"
             )
 
     def _open_optimizer(self) -> None:
@@ -331,9 +327,15 @@ class Trainer:
 
     @property
     def predicting(self) -> TwoStream:
-        """What predicts: the average of the weights, or the weights themselves."""
+        """What predicts: the average of the weights, or the weights themselves; a head on frozen features moved towards
+        the linear probe by its share."""
         predicting: TwoStream = self.model if self.averaged is None else self.averaged
-        return predicting
+        if self.features is None or not self.config.probe_share:
+            return predicting
+        mixed = deepcopy(predicting)
+        for parameter, values in zip(mixed.head[-1].parameters(), self._probe, strict=True):
+            parameter.data.lerp_(values, self.config.probe_share)
+        return mixed
 
     # Between epochs
 
@@ -351,12 +353,21 @@ class Trainer:
             arrays |= {name: value.float().cpu().numpy().copy() for name, value in self.method.history().items()}
         return figures, arrays
 
-    def conclude(self, history: History) -> Conclusions:
-        """What the run has come to, by the weights of its best epoch."""
+    def conclude(
+        self, history: History, held_out: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None
+    ) -> Conclusions:
+        """What the run has come to, by the weights of its best epoch.
+
+        Calibration is fitted to predictions on validation and on `held_out` images, with their labels.
+        """
         self.model.load_state_dict(self._best, strict=False)
         unlabeled_probs = self.evaluator.predict(self.model, self.parts.unlabeled)
+        if not np.isfinite(unlabeled_probs).all():
+            raise RunError(f"predictions on unlabeled images are not finite; give a lower lr than {self.config.lr}")
         arrays = history.arrays[history.best - 1]
-        conclusions = self.evaluator.conclude(history.rows, history.best, arrays, unlabeled_probs, self.control)
+        conclusions = self.evaluator.conclude(
+            history.rows, history.best, arrays, unlabeled_probs, self.control, held_out
+        )
         if not (self.config.thumbnails and self.ranks.first):
             return conclusions
         thumbnails = illustrate(self.data, self._image_model(), self.device, arrays["test_probs"], unlabeled_probs)
@@ -411,7 +422,7 @@ class Trainer:
         self._best_is_written = False
 
     def write_calibrated(self, run: Run, calibration: Calibration | None) -> None:
-        """The best model once more, with what was fitted to its predictions on validation, if there is any."""
+        """The best model once more, with its calibration, if there is any."""
         self._write_best(run, None if calibration is None else {"calibration": calibration.as_json()})
 
     def _write_best(self, run: Run, more: Mapping[str, Any] | None = None) -> None:

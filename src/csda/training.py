@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from csda.config import PICTURES, PRESETS, RunConfig, resolve
-from csda.cross_fitting import cross_fit
+from csda.cross_fitting import cross_fit, predict_held_out
 from csda.data import recognise
-from csda.data.prepared import prepare_data
+from csda.data.arrays import SOURCE, Samples, take_samples
+from csda.data.prepared import prepare_data, require_unlabeled
 from csda.data.reviewed import read_review
 from csda.data.splits import Budget
 from csda.distributed import Ranks, joined_ranks
 from csda.engine import choose_device, using
 from csda.errors import ConfigError, RunError
-from csda.features import open_features
+from csda.features import Features, open_features
 from csda.methods import METHODS, Entry
 from csda.methods.base import StepOutput
-from csda.models.backbones import check_encoder
+from csda.models.backbones import VECTORS, check_encoder
 from csda.models.weights import PUBLISHED, find_weights, read_weights
 from csda.progress import EventWriter, Reporter, choose_reporter
 from csda.runs import Run, held, require_unused
@@ -50,7 +51,8 @@ OF_THE_DATA = frozenset(
 
 
 def train(
-    data: str | Path | None = None,
+    data: Any = None,
+    y: Any = None,
     *,
     method: str | None = None,
     preset: str | None = None,
@@ -65,12 +67,20 @@ def train(
 ) -> Run:
     """Train a classifier and return its run, the folder `out` with model, predictions and history.
 
-    `data` is a folder of images, or None for the drawn set `synthetic`; `settings` are further settings by name, as
+    `data` is a folder of images, or None for the drawn set `synthetic`. With labels `y`, −1 where there is none, it is
+    what `CSDAClassifier` takes: images [N, H, W, C], paths, or feature vectors [N, W]; such a run continues, or goes on
+    with other settings, only where the same arrays are given again. `settings` are further settings by name, as
     `--set` takes them. Nothing is printed unless `verbose` or a `reporter` asks for it. With `resume`, a run that was
     interrupted continues where its last epoch ended. With `labels_from`, a run or the review of a folder, the labels
     that were decided on there are added; what is not chosen here is as it was there, and validation and test images
     stay the same. Processes that `torchrun` started train one run together.
     """
+    samples = None if y is None else take_samples(data, y)
+    if samples is not None:
+        settings = _settings_for(samples, preset, settings or {})
+        data, preset = None, None if samples.vectors is not None else preset
+    elif not isinstance(data, str | Path | None):
+        raise ConfigError(f"data is a {type(data).__name__}; give a folder, or samples with their labels: train(X, y)")
     choices = {"data": data, "method": method, "preset": preset, "labels": labels, "seed": seed}
     chosen = {
         key: str(value) if isinstance(value, Path) else value for key, value in choices.items() if value is not None
@@ -99,12 +109,17 @@ def train(
             reporter,
             upper_bound=METHODS[config.method].uses_truth,
             begun=begun,
+            samples=samples,
             require_same=ranks.require_same,
         )
+        if METHODS[config.method].uses_unlabeled:
+            require_unlabeled(prepared.dataset, prepared.split, config.method)
         device = choose_device(config.device, ranks.local_rank)
         with using(device, config.precision, config.time_kernels):
             features = None
-            if config.frozen:
+            if samples is not None and samples.vectors is not None:
+                features = Features(samples.vectors, {}, prepared.digest)
+            elif config.frozen:
                 assert weights is not None
                 if config.threads:
                     torch.set_num_threads(config.threads)
@@ -158,6 +173,8 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
         raise ConfigError("val = 0 leaves no image to choose the best epoch by; give choose=last, or another val")
     if config.frozen:
         _require_head(config, entry)
+    elif chosen.get("probe_share"):
+        raise ConfigError("probe_share needs frozen = true: there is a linear probe of frozen features alone")
     if config.adjust and config.prior_correction != "none":
         raise ConfigError(
             "adjust = true already leaves the class frequencies out of predictions; leave prior_correction out"
@@ -262,7 +279,7 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
     first, uses_unlabeled = trainer.ranks.first, METHODS[trainer.config.method].uses_unlabeled
     history = trainer.restore(run)
     done = len(history.rows)
-    if done < config.epochs:
+    if done < config.epochs and not trainer.ranks.from_first(lambda: reporter.silent):
         reporter.note(trainer.announce(run, done))
     writer = EventWriter(run.folder, done) if config.tensorboard and first else None
     reporter.begin(config.epochs, config.steps_per_epoch, done)
@@ -284,7 +301,7 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
             figures, arrays = trainer.evaluate(guesses=not warming_up and uses_unlabeled)
         row = {"epoch": epoch, "lr": learning_rate, **trainer.figures.read(), **figures}
         row["seconds"] = time.perf_counter() - started + (trainer.head_seconds if epoch == 1 else 0.0)
-        if not np.isfinite([row.get("loss", 0.0), arrays["test_probs"].sum()]).all():
+        if not np.isfinite([row.get("loss", 0.0), arrays["val_probs"].sum(), arrays["test_probs"].sum()]).all():
             raise RunError(f"the loss is not finite in epoch {epoch}; give a lower lr than {config.lr}, another --out")
         if first:
             run.write_epoch(row, arrays, history.rows)
@@ -300,8 +317,9 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
         reporter.note(engine.remark)
     if writer is not None:
         writer.close()
+    held_out = predict_held_out(trainer, update, reporter)
     with engine.arithmetic():
-        conclusions = trainer.conclude(history)
+        conclusions = trainer.conclude(history, held_out)
     if not first:
         return run
     trainer.write_calibrated(run, conclusions.calibration)
@@ -326,6 +344,18 @@ def update(trainer: Trainer, compute: Callable[..., StepOutput], *inputs: Tensor
     trainer.optimizer.step()
     trainer.follow()
     trainer.figures.add(output)
+
+
+def _settings_for(samples: Samples, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a training on samples that were given from Python."""
+    own: dict[str, Any] = {"data": SOURCE, "source": SOURCE}
+    if samples.vectors is not None:
+        if preset not in (None, "features") or not settings.get("frozen", True):
+            raise ConfigError("X are feature vectors, on which a head is trained; leave preset and frozen out")
+        own |= {"preset": "features", "backbone": f"{VECTORS}{samples.vectors.shape[1]}", "thumbnails": False}
+    if twice := own.keys() & settings.keys() - {"thumbnails"}:
+        raise ConfigError(f"{', '.join(sorted(twice))} is given among the settings, and X says it; leave it out")
+    return {**settings, **own}
 
 
 def _settings_of(folder: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,7 +396,7 @@ def _open_folder(
 
 def _first_weights(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
     """The weights that the encoder starts from, unless random; a resumed run has them in its checkpoint."""
-    if run is not None and run.has_checkpoint and not config.frozen:
+    if (run is not None and run.has_checkpoint and not config.frozen) or config.backbone.startswith(VECTORS):
         return None
     return read_weights(config.backbone, config.pretrained, config.weights)
 

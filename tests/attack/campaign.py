@@ -10,6 +10,7 @@ seeds, commits and failures are in results/attack/sessions.json, and as a page b
 from __future__ import annotations
 
 import argparse
+import http.client
 import io
 import json
 import multiprocessing
@@ -20,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -32,22 +34,21 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "review"))
 
 import numpy as np
 from PIL import Image
-from torch import nn
 
 from csda import runs
 from csda.data import check as check_module
 from csda.data import load_dataset
 from csda.data.csv_files import read_table
+from csda.data.decisions import read_decisions
 from csda.data.decode import UnreadableError, read_header, read_image, unremarked
 from csda.errors import CsdaError, DataError, RunError
-from csda.models.alexnet import Block
 from csda.models.backbones import BACKBONES
-from csda.models.encoder import Encoder
 from csda.runs import Run, source_commit, write_whole
-from tiny import make_images, train_tiny
+from tiny import make_images, small, train_tiny
 
 RESULTS = Path(__file__).parents[2] / "results" / "attack"
 SECONDS = 1800
@@ -59,11 +60,6 @@ PROCESSES.set_forkserver_preload(["csda.training", "csda.data.folder", "csda.rep
 SHORT: dict[str, Any] = {"backbone": "small", "epochs": 2, "steps_per_epoch": 2, "tensorboard": False}
 COMPARED = ("predictions.csv", "pseudo_labels.csv", "model.safetensors", "split.csv", "config.toml")
 KINDS = {"PNG": ".png", "JPEG": ".jpg", "TIFF": ".tif", "BMP": ".bmp", "WEBP": ".webp", "GIF": ".gif", "DICOM": ".dcm"}
-
-
-def small(image_size: int, channels: int, dropout: float) -> Encoder:
-    """A network of a few kilobytes, so that a session has time for many trainings."""
-    return Encoder(Block(channels, 8), Block(8, 8), nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten()), width=32)
 
 
 BACKBONES["small"] = small
@@ -337,6 +333,39 @@ def _small_disk(place: Path, chance: random.Random) -> Iterator[Path | None]:
         subprocess.run(["umount", str(place)], check=True)
 
 
+def attack_review(stage: Stage, chance: random.Random, count: int) -> int:
+    """A review server that is killed while it keeps decisions has lost none that it confirmed."""
+    from review_server import Server
+
+    run = Path(shutil.copytree(stage.whole, stage.place / "reviewed"))
+    classes, server = Run(run).classes, Server(run)
+    confirmed: dict[int, tuple[str, str]] = {}
+    for _ in range(count):
+        killer = threading.Timer(chance.uniform(0.01, 0.4), server.end, [signal.SIGKILL])
+        killer.start()
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        while True:
+            label = chance.randrange(len(classes))
+            body = json.dumps({"images": [chance.randrange(20)], "action": "label", "label": [label]})
+            headers = {"X-CSDA-Review": "1", "Content-Type": "application/json"}
+            try:
+                connection.request("POST", "/api/decisions", body, headers)
+                answer = json.loads(connection.getresponse().read())
+            except (OSError, http.client.HTTPException, ValueError):
+                break
+            confirmed[answer["last"]] = answer["items"][0]["name"], classes[label]
+        killer.join()
+        kept = {each.number: (each.image, each.label) for each in read_decisions(run).decisions}
+        for number, (name, label_name) in confirmed.items():
+            image, label_kept = kept.get(number, ("", ""))
+            assert image.endswith(name), f"decision {number} is lost"
+            assert label_kept == label_name, f"decision {number} is another one"
+        server.start()
+    server.end()
+    assert confirmed
+    return count
+
+
 # --- races ----------------------------------------------------------------------------------------------------------
 
 
@@ -432,6 +461,7 @@ ATTACKS: dict[str, Attack] = {
     "racing starts": Attack(attack_races, 500, 6),
     "full disks": Attack(attack_disk, 100, 4),
     "hostile names": Attack(attack_names, 100, 20),
+    "kills of the review server": Attack(attack_review, 200, 20),
     **{f"mutated {kind} images": Attack(attack_images, 10_000, 1000, kind) for kind in KINDS},
     "mutated tables": Attack(attack_tables, 10_000, 1000),
     **{f"mutated {name}": Attack(attack_run_file, 10_000, 500, name) for name in (*READERS, *CUT_OFF)},

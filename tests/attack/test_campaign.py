@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,9 @@ from campaign import ATTACKS, RESULTS, Attack, Stage
 
 from csda.models.backbones import BACKBONES
 
-# The campaign's own network is for these tests alone: others have a case for each backbone of the package.
-SMALL = BACKBONES.pop("small")
+pytestmark = pytest.mark.usefixtures("small_network")
+
+del BACKBONES["small"]
 
 FEW = {
     "kills at random moments": 4,
@@ -29,18 +29,12 @@ FEW = {
     "racing starts": 6,
     "full disks": 2,
     "hostile names": 3,
+    "kills of the review server": 3,
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _network() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BACKBONES, "small", SMALL)
-        yield
-
-
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+def stage(small_network: None, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     with pytest.MonkeyPatch.context() as patch:
         place = tmp_path_factory.mktemp("attack")
         patch.setenv("CSDA_CACHE", str(place / "cache"))

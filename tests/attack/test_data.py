@@ -133,6 +133,7 @@ def test_pipes_sockets_and_odd_links_do_not_stop_anything(images: Path, monkeypa
                 read_image(images / name, 8, 3)
             reasons[name] = refused.value.reason
         assert reasons["cat/pipe.png"] == reasons["dog/socket.png"] == "is not a file"
+        assert reasons["dog/self.png"] == "is a link to itself"
         dataset = load_dataset(images)
         assert len(content_digest(dataset)) == 16
         report = check_module.check(dataset, max_unreadable=0.5)

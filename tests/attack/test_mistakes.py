@@ -77,13 +77,11 @@ def test_no_memory_is_told_in_a_sentence(
         raise error
 
     monkeypatch.setattr(training, "update", fail)
-    settings = {"tensorboard": "false"}
-    code, _, said = csda(*arguments(tiny_images, tmp_path / "run", settings, "--quiet"))
+    code, _, said = csda(*arguments(tiny_images, tmp_path / "run", {"tensorboard": "false"}, "--quiet"))
     assert (code, said.count("\n")) == (2, 1)
     assert said.startswith("csda: out of memory (")
     monkeypatch.undo()
-    monkeypatch.setenv("CSDA_CACHE", str(tmp_path / "cache"))
-    assert csda(*arguments(tiny_images, tmp_path / "run", settings, "--quiet", "--resume"))[0] == 0
+    assert train_tiny(tiny_images, tmp_path / "run", resume=True).finished
 
 
 def test_other_errors_of_torch_are_not_taken_for_it(csda: Command, tmp_path: Path, monkeypatch: Any) -> None:
@@ -189,6 +187,11 @@ def test_predictions_of_files_whose_names_are_not_utf8(
     assert (code, printed) == (0, f"1 predictions in {tmp_path}/\\udcff.csv\n")
     assert len(Path(out).read_text().splitlines()) == 2
     assert is_one_sentence(csda("predict", os.fsdecode(b"/\xff"), sound))
+    folder = Path(shutil.copytree(tiny_images / "rare", tmp_path / "images"))
+    shutil.copy(sound, os.fsdecode(os.fsencode(folder) + b"/\xff.png"))
+    code, printed, _ = csda("predict", tiny_run.folder, folder)
+    assert (code, printed.splitlines()[-1].split(",")[0]) == (0, f"{folder}/\\udcff.png")
+    assert len(printed.splitlines()) == 1 + len(list(folder.iterdir()))
 
 
 KEYS = ("classes", "multi_label", "image_size", "channels", "backbone")

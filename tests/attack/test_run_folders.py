@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from commands import Command, is_one_sentence
-from csda.runs import Run
 from tiny import InterruptedReporter, arguments, train_tiny
 
 MUTATIONS: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
@@ -66,13 +66,23 @@ def _without(lines: list[bytes], chance: random.Random) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def interrupted(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("interrupted") / "run"
+def place(small_network: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CSDA_CACHE", str(folder.parent / "cache"))
-        with pytest.raises(KeyboardInterrupt):
-            train_tiny(tiny_images, folder, reporter=InterruptedReporter(2))
-    return folder
+        place = tmp_path_factory.mktemp("runs")
+        patch.setenv("CSDA_CACHE", str(place / "cache"))
+        yield place
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path, tiny_images: Path) -> Path:
+    return train_tiny(tiny_images, place / "finished", backbone="small").folder
+
+
+@pytest.fixture(scope="module")
+def interrupted(place: Path, tiny_images: Path) -> Path:
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(tiny_images, place / "interrupted", reporter=InterruptedReporter(2), backbone="small")
+    return place / "interrupted"
 
 
 def _damaged(folder: Path, place: Path, names: tuple[str, ...]) -> Iterator[tuple[str, str, Path]]:
@@ -97,13 +107,12 @@ def _reading(folder: Path, image: Path) -> list[tuple[object, ...]]:
 
 
 def test_a_damaged_file_of_a_finished_run_is_refused_or_changes_nothing(
-    csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path
+    csda: Command, finished: Path, tiny_images: Path, tmp_path: Path
 ) -> None:
     image = tiny_images / "rare" / "00.png"
-    whole = Path(shutil.copytree(tiny_run.folder, tmp_path / "whole"))
-    expected = [csda(*words) for words in _reading(whole, image)]
+    expected = [csda(*words) for words in _reading(finished, image)]
     refused = 0
-    for name, mutation, folder in _damaged(whole, tmp_path / "run", FINAL):
+    for name, mutation, folder in _damaged(finished, tmp_path / "run", FINAL):
         for words, answer in zip(_reading(folder, image), expected, strict=True):
             found = csda(*words)
             if is_one_sentence(found):
@@ -114,25 +123,29 @@ def test_a_damaged_file_of_a_finished_run_is_refused_or_changes_nothing(
 
 
 def test_a_damaged_file_is_refused_by_report_or_leaves_the_page_as_it_is(
-    csda: Command, tiny_run: Run, tmp_path: Path
+    csda: Command, finished: Path, tmp_path: Path
 ) -> None:
-    whole = Path(shutil.copytree(tiny_run.folder, tmp_path / "whole"))
+    whole = Path(shutil.copytree(finished, tmp_path / "whole"))
     assert csda("report", whole)[0] == 0
     page = (whole / "report.html").read_bytes()
-    (whole / "report.html").unlink()
-    # A page names its run by the folder, so the copies have the same name.
-    for name, mutation, folder in _damaged(whole, tmp_path / "copy" / "whole", FINAL):
-        if mutation in ("a bit flipped", "the last line removed"):
+    pages = ("report.html", "figures/classes.svg")
+    assert csda("report", "--verify", whole)[0] == 0
+    for name, mutation, folder in _damaged(whole, tmp_path / "copy" / "whole", (*FINAL, *pages)):
+        if mutation != "removed" or name not in pages:
+            assert is_one_sentence(csda("report", "--verify", folder)), (name, mutation)
+        # A page names its run by the folder, so the copies have the same name.
+        if mutation == "a bit flipped" and name not in pages:
+            (folder / "report.html").unlink()
             found = csda("report", folder)
             assert is_one_sentence(found) or (folder / "report.html").read_bytes() == page, (name, mutation)
 
 
 def test_a_damaged_file_of_an_older_run_ends_in_a_sentence_or_in_numbers(
-    csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path
+    csda: Command, finished: Path, tiny_images: Path, tmp_path: Path
 ) -> None:
     """Without a manifest there is no telling a changed digit; what is not of the right form is refused."""
     image = tiny_images / "rare" / "00.png"
-    whole = Path(shutil.copytree(tiny_run.folder, tmp_path / "whole"))
+    whole = Path(shutil.copytree(finished, tmp_path / "whole"))
     (whole / "manifest.json").unlink()
     names = tuple(name for name in FINAL if name != "manifest.json")
     for name, mutation, folder in _damaged(whole, tmp_path / "run", names):
@@ -144,16 +157,17 @@ def test_a_damaged_file_of_an_older_run_ends_in_a_sentence_or_in_numbers(
 
 
 def test_a_damaged_file_of_a_stopped_run_is_refused_or_the_run_ends_as_it_would_have(
-    csda: Command, interrupted: Path, tiny_run: Run, tiny_images: Path, tmp_path: Path
+    csda: Command, interrupted: Path, finished: Path, tiny_images: Path, tmp_path: Path
 ) -> None:
-    expected = {name: (tiny_run.folder / name).read_bytes() for name in NUMBERS}
+    expected = {name: (finished / name).read_bytes() for name in NUMBERS}
     refused = 0
     for name, mutation, folder in _damaged(interrupted, tmp_path / "run", UNFINISHED):
         if (name, mutation) in {("config.toml", "removed"), ("environment.json", "removed")}:
             continue  # the folder is no run any more, or one that was cut off while it began
         if name == "model.safetensors" and mutation != "a bit flipped":
             continue  # the checkpoint has it, too, and all of these would be trained to their end
-        found = csda(*arguments(tiny_images, folder, {"tensorboard": "false"}, "--resume", "--quiet"))
+        settings = {"tensorboard": "false", "backbone": "small"}
+        found = csda(*arguments(tiny_images, folder, settings, "--resume", "--quiet"))
         if found[0] == 0:
             assert {each: (folder / each).read_bytes() for each in NUMBERS} == expected, (name, mutation)
         else:
@@ -162,3 +176,29 @@ def test_a_damaged_file_of_a_stopped_run_is_refused_or_the_run_ends_as_it_would_
             assert found[2].count("\n") == 1, (name, mutation, found)
             refused += 1
     assert refused > 50
+
+
+def test_a_pipe_in_the_place_of_a_file_keeps_nobody_waiting(
+    csda: Command, interrupted: Path, finished: Path, tmp_path: Path
+) -> None:
+    for whole, names in ((interrupted, UNFINISHED), (finished, FINAL)):
+        for name in names:
+            folder = Path(shutil.copytree(whole, tmp_path / "run"))
+            (folder / name).unlink()
+            os.mkfifo(folder / name)
+            assert is_one_sentence(csda("report", "--verify", folder)), name
+            shutil.rmtree(folder)
+
+
+def test_an_interrupted_run_is_compared_with_its_checksums(csda: Command, interrupted: Path, tmp_path: Path) -> None:
+    assert csda("report", "--verify", interrupted)[0] == 0
+    for name, mutation, folder in _damaged(interrupted, tmp_path / "run", UNFINISHED):
+        # Of a checkpoint what is read has checksums, and the rest of the archive has none.
+        if mutation == "a bit flipped" and name != "checkpoint.pt":
+            assert is_one_sentence(csda("report", "--verify", folder)), name
+
+
+def test_what_is_missing_of_a_begun_run_is_to_be_restored(csda: Command, interrupted: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(interrupted, tmp_path / "run"))
+    (folder / "split.csv").unlink()
+    assert csda("train", "--out", folder, "--resume")[2] == f"csda: {folder / 'split.csv'}: missing; restore it\n"

@@ -14,6 +14,7 @@ from csda.data import load_dataset, synthetic
 from csda.data.check import Report, check, run_check, write_page
 from csda.data.splits import make_split
 from csda.errors import DataError
+from csda.training import configure, train
 
 
 def make_class(root: Path, name: str, count: int, grey: bool = False) -> Path:
@@ -187,3 +188,17 @@ def test_the_example_of_duplicates_in_two_parts_is_one(images: Path) -> None:
         shutil.copy(images / first, images / name)
     (remark,) = [text for text in check(load_dataset(images)).remarks if "different parts" in text]
     assert other in remark
+
+
+def test_a_method_that_needs_unlabeled_images_is_refused_as_by_a_training(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(images / "unlabeled")
+    config = configure({"data": str(images), "method": "self-train"})
+    assert run_check(images, config=config, needs_unlabeled=True) == 1
+    shown = capsys.readouterr().out
+    with pytest.raises(DataError) as refused:
+        train(images, method="self-train", out=images.parent / "run", settings={"preset": "quick"})
+    assert f"Would stop a training: {refused.value}" in shown
+    assert "Nothing here would stop" not in shown
+    assert run_check(images, config=configure({"data": str(images), "method": "baseline"})) == 0

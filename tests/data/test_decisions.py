@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from csda.data.decisions import HEADER, DecisionLog, Entry, Ledger, labels_of, read_decisions
+from csda.data.decisions import HEADER, DecisionLog, Entry, Ledger, _checksum, labels_of, read_decisions
 from csda.errors import DataError, RunError
 
 NAMES = ("a.png", 'odd, "name".png', "é\u2028ü.png", "<script>.png")
@@ -66,6 +66,28 @@ def test_a_file_cut_anywhere_keeps_all_whole_lines(tmp_path: Path) -> None:
         assert len(read_decisions(tmp_path).decisions) == max(whole - 1, 0) + 1
 
 
+def test_a_changed_a_moved_and_a_missing_line_are_noticed(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path)
+    for name in ("a.png", "b.png", "c.png"):
+        log.append([Entry(name, "label", "cat")])
+    log.close()
+    content = log.path.read_text()
+    header, first, second, third = content.splitlines(keepends=True)
+    numbered = {"1,1,": second, "2,2,": first}
+    swapped = "".join(start + line[4:] for start, line in numbered.items())
+    for damaged in (
+        content.replace("b.png", "d.png"),
+        content.replace("cat", "dog"),
+        header + first + "2,2," + third[4:],
+        header + swapped + third,
+    ):
+        log.path.write_text(damaged)
+        with pytest.raises(DataError, match="does not fit its checksum"):
+            read_decisions(tmp_path)
+    log.path.write_text(content)
+    assert len(read_decisions(tmp_path).decisions) == 3
+
+
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = DecisionLog(tmp_path)
     log.append([Entry("a.png", "label", "cat")])
@@ -119,7 +141,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     ],
 )
 def test_what_nobody_wrote_is_refused_and_left_alone(tmp_path: Path, line: str) -> None:
-    content = f"{HEADER}{line}\n1"
+    content = f"{HEADER}{line},{_checksum(line, '')}\n1"
     (tmp_path / "labels.csv").write_text(content)
     with pytest.raises(DataError, match="row 2"):
         DecisionLog(tmp_path)

@@ -195,7 +195,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     assert refusal(tmp_path / "pipe.png") == "is not a file"
     (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
-    assert "cannot be decoded" in refusal(tmp_path / "loop.png")
+    assert "is a link to itself" in refusal(tmp_path / "loop.png")
 
 
 def test_no_pixels(tmp_path: Path) -> None:

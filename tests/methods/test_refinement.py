@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor
 
 from csda.alignment import align, align_agnostic
+from csda.condition_queue import VariableConditionQueue
 from csda.data.augment import Augmentation
 from csda.data.loader import ImagePool
+from csda.marginals import ClassMarginals
 from csda.methods.base import Task
 from csda.methods.refinement import Refinement, RefinementSettings
 from csda.methods.self_training import SelfTraining
@@ -28,6 +31,16 @@ def _probs(count: int, classes: int = 3, seed: int = 0) -> Tensor:
 
 
 LABELS = torch.arange(3).repeat(4)
+
+
+@pytest.mark.parametrize("part", [ClassMarginals, VariableConditionQueue])
+def test_a_setting_begins_with_the_value_that_the_library_has(part: type) -> None:
+    """But the temperature: the library has that of the paper, a run none (reading 7)."""
+    arguments = {name: each.default for name, each in signature(part).parameters.items()}
+    settings = {name: field.default for name, field in RefinementSettings.model_fields.items()}
+    shared = arguments.keys() & settings.keys() - {"temperature"}
+    assert len(shared) >= 6
+    assert {name: arguments[name] for name in shared} == {name: settings[name] for name in shared}
 
 
 def test_without_alignment_guesses_pass_unchanged() -> None:

@@ -193,7 +193,7 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
         "module.pth": "no file of weights (UnpicklingError)",
         "list.pth": "holds other things than tensors",
         "nested.pth": "holds other things than tensors",
-        "": "no file of weights (",
+        "": "is not a file; give the file of weights with weights=FILE",
         "a\0b": "no file of weights (",
     }.items():
         with pytest.raises(ConfigError, match=re.escape(f"{tmp_path / name}: {problem}")) as caught:

@@ -76,7 +76,8 @@ def test_report_says_what_the_run_says(csda_folder: Path) -> None:
     pictures = list((csda_folder / "figures").glob("*.svg"))
     assert len(pictures) == 13
     # Those as wide as the page have another form for a phone.
-    assert page.tags.count("svg") == 13 + len([each for each in pictures if 'viewBox="0 0 980' in each.read_text()])
+    wide = f'viewBox="-{figures.MARGIN} -{figures.MARGIN} {980 + 2 * figures.MARGIN} '
+    assert page.tags.count("svg") == 13 + len([each for each in pictures if wide in each.read_text()])
     assert {"classes", "ranking", "trust", "curves", "inside", "data", "making", "notes"} <= set(page.ids())
 
 
@@ -125,6 +126,43 @@ def test_comparison_shows_both_runs_and_the_difference(
         assert f'<th scope="row">{key}</th>{cells}' in differing
     assert "image_size" not in differing
     assert "csda train --method baseline\ncsda train --method csda" in html
+
+
+def test_the_page_says_which_epoch_was_kept(make_run: MakeRun, tmp_path: Path) -> None:
+    """Presets `features` and `strong` keep the last epoch; no caption speaks of the best one then."""
+    best, last = make_run("baseline", epochs=3), make_run("csda", epochs=3)
+    config = last / "config.toml"
+    config.write_text(config.read_text().replace('method = "csda"', 'method = "csda"\nchoose = "last"'))
+    assert "the last epoch, whose model is kept" in Page(write_report(last)).text
+    assert "chosen on validation AUC" not in Page(write_report(last)).text
+    assert "the epoch with the best validation AUC, whose model is kept" in Page(write_report(best)).text
+    texts = [Page(write_comparison(each, tmp_path / "c.html")).text for each in ([last, last], [best, last])]
+    assert "Figures are those of the last epoch, whose model is kept, with" in texts[0]
+    assert "the last one of csda and that of the best validation AUC of the others" in texts[1]
+    assert not any("best validation epoch" in text for text in texts)
+
+
+def test_comparison_shows_images_on_which_runs_disagree(make_run: MakeRun, tmp_path: Path) -> None:
+    """Whose picture one of them has; the image on which the probabilities are furthest apart comes first."""
+    folders = [make_run("baseline", epochs=3), make_run("csda", epochs=3)]
+    parts = [Run(folder).predictions.part("test") for folder in folders]
+    labels, decided = parts[0][1], [probs.argmax(axis=1) for probs, _ in parts]
+    ids = [row.id for row in Run(folders[0]).split if row.split == "test"]
+    disputed = [i for i in range(len(ids)) if decided[0][i] != decided[1][i] and labels[i] == 1]
+    apart = {i: np.abs(parts[0][0][i] - parts[1][0][i]).sum() for i in disputed}
+    kept = keep_thumbnails(folders[1]).thumbnails.pictures
+    html = write_comparison(folders, tmp_path / "c.html").read_text()
+    section = html[html.index('id="disputes"') : html.index('id="trust"')]
+    assert f"{len(disputed)} of {int((labels == 1).sum())} disputed" in section
+    nevi = section[section.index(">nevus <small>") :]
+    first = max((i for i in disputed if ids[i] in kept), key=lambda i: apart[i])
+    assert nevi.index(ids[first]) == min(nevi.index(ids[i]) for i in disputed if ids[i] in nevi)
+    guess = Run(folders[0]).classes[decided[1][first]]
+    mark = "✓" if decided[1][first] == 1 else "✗"
+    assert f"<b>{mark}</b> {guess} " in nevi[nevi.index(ids[first]) :]
+    without = write_comparison(folders, tmp_path / "c.html", images=False).read_text()
+    assert "disputes" not in without
+    assert "data:image" not in without
 
 
 def test_comparison_over_different_images_claims_no_difference(

@@ -22,8 +22,8 @@ def test_grids_mark_what_was_measured_and_what_the_paper_has(tmp_path: Path) -> 
     marks = [[round(float(y), 6) for y in line.get_ydata()] for line in figure.axes[0].get_lines()]
     for expected in ([0.6, 0.7], [0.7, 0.8], [0.8], [0.9]):
         assert expected in marks
-    write_grid(figure, tmp_path / "a.svg")
-    write_grid(draw_budgets(lines, ["baseline", "csda"], ["350", "800"], ["nm"]), tmp_path / "b.svg")
+    write_grid(figure, tmp_path / "a.svg", "two rows")
+    write_grid(draw_budgets(lines, ["baseline", "csda"], ["350", "800"], ["nm"]), tmp_path / "b.svg", "two rows")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
     scores = {"nm": (0.6, 0.8), "lesion": (0.5,)}
@@ -51,7 +51,8 @@ def test_more_rows_than_colours_are_drawn_by_their_means_over_budgets() -> None:
     assert [(line["seed"], line["auc"]) for line in average_budgets(results, ["9", "30"])] == [(0, 0.55)] * 9
     axes = draw_experiment(experiment, results).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == titles
-    assert axes.get_title(loc="left") == "AUC, mean over budgets"
+    assert axes.get_title(loc="left") == "AUC"
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["means over budgets"]
     assert len(draw_experiment(experiment, results[:24]).axes[0].get_xticklabels()) == 2
 
 

@@ -19,7 +19,7 @@ from csda import metrics, runs
 from csda.config import RunConfig
 from csda.data import synthetic
 from csda.data.splits import Budget
-from csda.errors import CsdaError, DataError, RunError
+from csda.errors import ConfigError, CsdaError, DataError, RunError
 from csda.progress import Reporter
 from csda.research import reproduce
 from csda.research.experiments import HERE, choose_variant, read_experiment
@@ -333,6 +333,107 @@ def test_a_table_is_written_again_without_its_images(
     )
     with pytest.raises(DataError, match="--data"):
         _reproduce(tmp_path, text, "grid", data=str(tmp_path / "images"))
+
+
+PRESETS = EXPERIMENT.replace('title = "csda, short queue"\nsettings = { capacity = 8 }', 'preset = "default"').replace(
+    "[settings]", "[settings]\nimage_size = 32"
+)
+
+
+def test_a_table_of_two_machines_has_the_rows_of_both(grid: Grid, tmp_path: Path) -> None:
+    """One trains the rows of a preset, the other the rest; two files of the second bring its rows to the first."""
+    text = PRESETS.replace('method = "csda"', 'method = "baseline"')
+    _, here = grid(text, "presets", preset="quick")
+    other = {"runs": tmp_path / "other runs", "out": tmp_path / "other results"}
+    page, there = grid(text, "presets", preset="default", **other)
+    assert (here, there) == (0, 2)  # those of `quick` are rows of the first grid
+    assert "- baseline, 21 labels, split random: seeds 0, 1" in page.read_text()
+    carried = tmp_path / "results" / "carried"
+    carried.mkdir()
+    for name in ("runs.csv", "meta.json"):
+        shutil.copy(tmp_path / "other results" / "presets" / name, carried)
+    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "other runs")
+    page, _ = grid(text, "presets", only_finished=True)
+    assert "Missing" not in page.read_text()
+    results = tmp_path / "results" / "presets"
+    summary, lines = _read(results / "summary.csv"), _read(results / "runs.csv")
+    assert tuple(summary[0]) == ("method", "preset", *COLUMNS[1:])
+    assert [(line["method"], line["preset"], line["seeds"]) for line in summary] == [
+        ("baseline", "quick", "2"),
+        ("baseline", "default", "2"),
+    ]
+    assert [(line["method"], line["preset"], line["seed"]) for line in lines] == [
+        ("baseline", preset, seed) for preset in ("quick", "default") for seed in "01"
+    ]
+    (gap,) = _read(results / "gaps.csv")
+    assert (gap["method"], gap["reference"]) == ("baseline, default", "baseline")
+    assert float(gap["auc_gap"]) == pytest.approx(
+        float(summary[1]["auc_mean"]) - float(summary[0]["auc_mean"]), abs=1e-5
+    )
+    shutil.rmtree(carried)
+    assert "Missing" not in grid(text, "presets", only_finished=True)[0].read_text()
+
+
+CASES = """
+[splits.a]
+data = "a"
+labels = "15"
+
+[splits.b]
+data = "b"
+labels = "50%"
+"""
+
+
+def test_a_grid_over_several_sets_has_their_mean(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "_train_all", _train_here)
+    sets = tmp_path / "sets"
+    for name in ("a", "b"):
+        shutil.copytree(tiny_images, sets / name)
+    (sets / "b" / "rare").rename(sets / "b" / "seldom")
+    text = EXPERIMENT.replace('labels = ["21"]\n', "").replace("[[rows]]", f"{CASES}\n[[rows]]", 1)
+    page, count = _reproduce(tmp_path, text, "cases", data=str(sets))
+    assert count == 2 * 2 * 2
+    results = tmp_path / "results" / "cases"
+    summary, gaps = _read(results / "summary.csv"), _read(results / "gaps.csv")
+    assert [(line["method"], line["labels"], line["split"]) for line in summary] == [
+        (method, *case) for method in ("baseline", "csda, short queue") for case in (("15", "a"), ("50%", "b"))
+    ]
+    assert [(gap["labels"], gap["split"], gap["seeds"]) for gap in gaps] == [
+        ("15", "a", "2"),
+        ("50%", "b", "2"),
+        ("all", "all", "2"),
+    ]
+    assert float(gaps[2]["auc_gap"]) == pytest.approx(mean(float(gap["auc_gap"]) for gap in gaps[:2]), abs=1e-5)
+    assert "## Mean over splits" in page.read_text()
+    classes = {
+        line["split"]: {name for name in line if name.startswith("recall_") and line[name]}
+        for line in _read(results / "runs.csv")
+    }
+    assert classes["a"] - classes["b"] == {"recall_rare"}
+    # Lines alone are enough, with the images and without.
+    before = {file.name: file.read_bytes() for file in results.iterdir()}
+    shutil.rmtree(tmp_path / "runs")
+    assert _reproduce(tmp_path, text, "cases", data=str(sets))[1] == 0
+    assert {file.name: file.read_bytes() for file in results.iterdir()} == before
+    shutil.rmtree(sets)
+    assert _reproduce(tmp_path, text, "cases", data=str(sets), only_finished=True)[1] == 0
+    assert {file.name: file.read_bytes() for file in results.iterdir()} == before
+
+
+@pytest.mark.parametrize("labels", ['labels = ["21"]\n', ""])
+def test_labels_stand_once(labels: str, tmp_path: Path) -> None:
+    """For all splits or in each of them, not in both places or in some."""
+    cases = CASES if labels else CASES.replace('labels = "15"\n', "")
+    file = tmp_path / "grid.toml"
+    file.write_text(EXPERIMENT.replace('labels = ["21"]\n', labels).replace("[[rows]]", f"{cases}\n[[rows]]", 1))
+    with pytest.raises(
+        ConfigError, match=r"grid\.toml: splits = .* give labels once for all splits, or in each of them"
+    ):
+        read_experiment(str(file))
 
 
 def test_a_failing_run_is_named(tmp_path: Path) -> None:

@@ -31,18 +31,18 @@ def test_paired_differences_are_taken_seed_by_seed() -> None:
         )
         for seed, auc in enumerate(aucs)
     ]
-    gaps = summary.compare(results, "b", "a", ["9"], ["random"])
+    gaps = summary.compare(results, "b", "a", {"random": ["9"]})
     assert gaps is not None
     assert gaps["seeds"] == 2
     assert [gaps[key] for key in ("auc_gap", "auc_low", "auc_high")] == pytest.approx([0.15, 0.1, 0.2])
     assert gaps["mca_gap"] == pytest.approx(0.075)
-    both = summary.compare(results, "b", "a", ["9", "30"], ["random"])
+    both = summary.compare(results, "b", "a", {"random": ["9", "30"]})
     assert both is not None
     assert [both[key] for key in ("auc_gap", "auc_low", "auc_high")] == pytest.approx([0.2, 0.15, 0.25])
-    single = summary.compare(results[:1] + results[4:], "b", "a", ["9"], ["random"])
+    single = summary.compare(results[:1] + results[4:], "b", "a", {"random": ["9"]})
     assert single is not None
     assert (single["seeds"], single["auc_low"]) == (1, None)
-    assert summary.compare(results, "b", "c", ["9"], ["random"]) is None
+    assert summary.compare(results, "b", "c", {"random": ["9"]}) is None
 
 
 def test_over_several_splits_each_counts_as_the_mean_of_its_seeds() -> None:
@@ -53,11 +53,11 @@ def test_over_several_splits_each_counts_as_the_mean_of_its_seeds() -> None:
         for name, auc in zip("ab", pair, strict=True)
         if auc is not None
     ]
-    gaps = summary.compare(results, "b", "a", ["9"], ["one", "two"])
+    gaps = summary.compare(results, "b", "a", {"one": ["9"], "two": ["9"]})
     assert gaps is not None
     assert gaps["seeds"] == 2
     assert [gaps[f"auc_{part}"] for part in ("gap", "low", "high")] == pytest.approx([0.3, 0.2, 0.4])
-    assert summary.compare(results, "b", "a", ["9"], ["one", "three"]) is None
+    assert summary.compare(results, "b", "a", {"one": ["9"], "three": ["9"]}) is None
 
 
 def test_a_grid_of_several_splits_has_their_mean() -> None:
@@ -112,7 +112,7 @@ def test_differences_on_validation_stand_beside_those_on_test() -> None:
             ("b", 1, 0.7, 0.4),
         )
     ]
-    gaps = summary.compare(results, "b", "a", ["9"], ["random"])
+    gaps = summary.compare(results, "b", "a", {"random": ["9"]})
     assert gaps is not None
     assert [gaps[f"val_auc_{part}"] for part in ("gap", "low", "high")] == pytest.approx([0.15, 0.1, 0.2])
     assert "val_mca_gap" not in gaps

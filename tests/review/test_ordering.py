@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def pool() -> Pool:
         [f"{number:03d}" for number in generator.permutation(300)],
         probs,
         np.array([100, 50, 10, 1]),
-        aligned=aligned,
+        other=aligned,
         features=generator.normal(size=(300, 20)).astype(np.float32),
         labeled_features=generator.normal(size=(30, 20)).astype(np.float32),
     )
@@ -35,17 +37,37 @@ def test_every_order_is_a_permutation(pool: Pool) -> None:
 
 def test_scores(pool: Pool) -> None:
     assert pool.probs is not None
-    assert pool.aligned is not None
+    assert pool.other is not None
     margins = [sorted(row)[-1] - sorted(row)[-2] for row in pool.probs]
     assert rank("uncertainty", pool).tolist() == np.argsort(margins).tolist()
     assert rank("confidence", pool).tolist() == np.argsort(margins)[::-1].tolist()
     distance = [
-        sum(abs(a - b) for a, b in zip(*rows, strict=True)) for rows in zip(pool.probs, pool.aligned, strict=True)
+        sum(abs(a - b) for a, b in zip(*rows, strict=True)) for rows in zip(pool.probs, pool.other, strict=True)
     ]
     assert rank("disagreement", pool)[0] == np.argmax(distance)
     rare = [row @ [1 / 101, 1 / 51, 1 / 11, 1 / 2] for row in pool.probs]
     assert rank("rare", pool)[0] == np.argmax(rare)
     assert [pool.names[place] for place in rank("name", pool)] == sorted(pool.names)
+
+
+def test_the_mix_takes_from_the_border_of_each_class_and_one_of_each_group(pool: Pool) -> None:
+    """By the ratio of a class to the best other; images of a labeled group, and further ones of any group, are last."""
+    assert pool.probs is not None
+    ratios = np.array([[abs(np.log(row[k] / max(np.delete(row, k)))) for k in range(4)] for row in pool.probs])
+    assert -ordering.closeness(pool.probs) == pytest.approx(ratios)
+    first = rank("mix", pool)[:8].tolist()
+    assert {int(column.argmin()) for column in ratios.T} <= set(first[:4])
+    groups = [None if place % 3 == 0 else f"patient {place % 40}" for place in range(300)]
+    grouped = rank("mix", replace(pool, groups=groups, labeled_groups={"patient 7", None}))
+    assert sorted(grouped) == list(range(300))
+    fresh = [groups[place] for place in grouped]
+    count = 100 + len({group for group in groups if group} - {"patient 7"})
+    named = [group for group in fresh[:count] if group]
+    assert len(named) == len(set(named)) == count - 100
+    assert "patient 7" in fresh[count:]
+    two = ordering.closeness(np.array([[0.5, 0.9], [0.99, 0.2]]), multi_label=True)
+    assert two[0, 0] == 0
+    assert two[1] == pytest.approx([-np.log(99), -np.log(4)])
 
 
 def test_farthest_first(pool: Pool) -> None:

@@ -258,6 +258,43 @@ def test_several_labels_an_image(tmp_path: Path) -> None:
     session.close()
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_features_are_there_when_their_orders_are(
+    trained: bool, run_copy: Path, tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that asks between the features and what is learned from them is told that there are none yet."""
+    session = open_run(run_copy) if trained else open_folder(tiny_images, tmp_path / "review")
+    advisor = Advisor(session, Run(run_copy) if trained else None)
+    with TestClient(guarded(create_app(session, advisor)), base_url=HOST) as client:
+        told: list[Any] = []
+        learn = Advisor.refresh
+
+        def refresh(self: Advisor) -> int:
+            told.append(client.get("/api/session").json())
+            return learn(self)
+
+        def read_features(dataset: Any, tell: Any) -> Any:
+            names = [record.id.rpartition("/")[0] for record in dataset.records]
+            centres = {name: 4 * np.eye(3, 8)[place] for place, name in enumerate(sorted(set(names)))}
+            noise = np.random.default_rng(0).normal(size=(len(names), 8))
+            return np.float32([centres[name] for name in names] + noise)
+
+        monkeypatch.setattr("csda.review.learning.read_features", read_features)
+        monkeypatch.setattr(Advisor, "refresh", refresh)
+        advisor.prepare()
+        told.append(client.get("/api/session").json())
+        assert [each["has_features"] for each in told] == [False, True]
+        assert [each["can_refresh"] for each in told] == [False, True]
+        assert "suspicious" in told[1]["orders"]["given"]
+        if trained:
+            assert {"diversity", "mix", "disagreement"} <= set(told[1]["orders"]["unlabeled"])
+            number = client.get("/api/images").json()["items"][0]["number"]
+            near = client.get(f"/api/images/{number}").json()["neighbours"]
+            assert len(near) == 6
+            assert [each["similarity"] for each in near] == sorted((each["similarity"] for each in near), reverse=True)
+    session.close()
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from errno import EDQUOT, ENOSPC
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
+from secrets import token_hex
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -107,6 +108,28 @@ def digest(*parts: bytes) -> bytes:
     for part in parts:
         summary.update(b"%d:" % len(part) + part)
     return summary.digest()
+
+
+def recall(path: Path) -> bytes | None:
+    """What `remember` wrote; None where the file is missing or damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    checksum, kept = content[:16], content[16:]
+    return kept if checksum == digest(kept) else None
+
+
+def remember(path: Path, content: bytes) -> None:
+    """Write a small file of the cache in one step, with its checksum; where the cache takes nothing it is not kept."""
+    draft = path.with_name(f".draft-{token_hex(8)}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_bytes(digest(content) + content)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def folder_of(cache: Path, place: str, settings: str, keys: Sequence[bytes]) -> Path:
@@ -513,21 +536,27 @@ def cache_table(cache: Path) -> Table:
     sizes = bytes_of(cache)
     for name, count in sizes.items():
         if name not in KINDS:
-            table.add_row(Text({"content": "hashes of files"}.get(name, name)), "", format_size(count), "")
+            table.add_row(
+                Text({"content": "hashes of files", "folds": "predictions out of fold"}.get(name, name)),
+                "",
+                format_size(count),
+                "",
+            )
     limit = f"of {format_size(cache_limit())} for pixels and features (CSDA_CACHE_LIMIT)"
     table.add_row("all", "", format_size(sum(sizes.values())), limit)
     return table
 
 
 def clear_cache(cache: Path) -> int:
-    """Remove all pixels, features and hashes, except for what another process is making; the bytes that are free again.
+    """Remove all but what another process is making; the bytes that are free again.
 
     Weights, which came over the network, stay.
     """
     before = sum(bytes_of(cache).values())
     for entry in list_folders(cache):
         _remove(entry.folder)
-    shutil.rmtree(cache / "content", ignore_errors=True)
+    for name in ("content", "folds"):
+        shutil.rmtree(cache / name, ignore_errors=True)
     return before - sum(bytes_of(cache).values())
 
 

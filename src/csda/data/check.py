@@ -21,7 +21,7 @@ from csda.data.content import UNREADABLE, hash_file
 from csda.data.csv_files import NONE_PRESENT
 from csda.data.decode import Header, UnreadableError, is_grey, read_header, read_image, unremarked
 from csda.data.duplicates import find_duplicates, name_pair, remark_duplicates
-from csda.data.prepared import load_configured, split_configured
+from csda.data.prepared import load_configured, require_unlabeled, split_configured
 from csda.data.records import Dataset, Record
 from csda.data.splits import leave_out, make_split
 from csda.data.store import available_cores, refuse_unreadable
@@ -80,7 +80,12 @@ class Report:
 
 
 def run_check(
-    path: str | Path, source: str | None = None, html: Path | None = None, config: RunConfig | None = None
+    path: str | Path,
+    source: str | None = None,
+    html: Path | None = None,
+    config: RunConfig | None = None,
+    *,
+    needs_unlabeled: bool = False,
 ) -> int:
     """Check a set, print what was found and write the page, if one is asked for; 1 when a training would stop."""
     from rich.console import Console
@@ -94,7 +99,12 @@ def run_check(
         return 1
     with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading images")
-        report = check(dataset, config, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        report = check(
+            dataset,
+            config,
+            needs_unlabeled=needs_unlabeled,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     print_report(report, console)
     if html is not None:
         write_page(report, html)
@@ -106,10 +116,14 @@ def check(
     dataset: Dataset,
     config: RunConfig | None = None,
     *,
+    needs_unlabeled: bool = False,
     max_unreadable: float = 0.01,
     progress: Progress | None = None,
 ) -> Report:
-    """Read every image of the set and divide it as a training with these settings would; nothing is written."""
+    """Read every image of the set and divide it as a training with these settings would; nothing is written.
+
+    `needs_unlabeled` says that the method of the settings learns from unlabeled images, so that there must be some.
+    """
     findings = list(_inspect(dataset, progress or (lambda done, total: None)))
     unreadable = [
         (record, found) for record, found in zip(dataset.records, findings, strict=True) if isinstance(found, str)
@@ -127,11 +141,13 @@ def check(
     try:
         whole = make_split(dataset) if config is None else split_configured(dataset, config)
         split = leave_out(whole, unreadable, dataset)
+        if config is not None and needs_unlabeled:
+            require_unlabeled(dataset, split, config.method)
     except DataError as error:
         problems.append(str(error))
     if split is not None:
         remarks += split.remarks
-        if not split.unlabeled:
+        if not split.unlabeled and not needs_unlabeled:
             remarks.append("every image has a label: keep some of the labels only, or train the method baseline")
     remarks += remark_duplicates(dataset, contents, split)
     remarks += _remark_published(counts)

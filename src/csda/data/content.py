@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from secrets import token_hex
 
-from csda.data.cache import digest
+from csda.data.cache import digest, recall, remember
 from csda.data.decode import UnreadableError, explain_failure
 from csda.data.records import Dataset
 from csda.data.regular import open_regular
@@ -62,7 +60,7 @@ def _hash_files(dataset: Dataset, cache: Path, fresh: bool) -> list[bytes]:
         hashes = list(pool.map(hash_file, [dataset.records[position].path for position in missing]))
     made = {keys[position]: found for position, found in zip(missing, hashes, strict=True)}
     if read := {key: found for key, found in made.items() if found != UNREADABLE}:
-        _remember(memory, known | read)
+        remember(memory, b"".join(key + content for key, content in (known | read).items()))
     known |= made
     return [known[key] for key in keys]
 
@@ -86,25 +84,6 @@ def hash_file(path: Path | None) -> bytes:
 
 def _recall(memory: Path) -> dict[bytes, bytes]:
     """Hashes by file key; none from a file that is missing or damaged."""
-    try:
-        content = memory.read_bytes()
-    except OSError:
-        return {}
-    checksum, pairs = content[:WIDTH], content[WIDTH:]
-    if checksum != digest(pairs):
-        return {}
+    pairs = recall(memory) or b""
     cells = [pairs[start : start + WIDTH] for start in range(0, len(pairs), WIDTH)]
     return dict(zip(cells[::2], cells[1::2], strict=True))
-
-
-def _remember(memory: Path, hashes: dict[bytes, bytes]) -> None:
-    """Write all hashes in one step; where the cache takes nothing they are computed again each time."""
-    pairs = b"".join(key + found for key, found in hashes.items())
-    draft = memory.with_name(f".draft-{token_hex(8)}")
-    with suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_bytes(digest(pairs) + pairs)
-            draft.replace(memory)
-        finally:
-            draft.unlink(missing_ok=True)

@@ -3,7 +3,8 @@
 A decision is a line. It is synced to disk before anybody is told that it is kept. Nothing is ever changed: a later
 decision on an image counts in place of an earlier one, and to undo is a further line that names the one it takes back.
 A line that a crash has cut off was never confirmed; it is removed when the file is next opened for writing, and passed
-over when it is read.
+over when it is read. Every line ends with a checksum of itself and of the one before, so that a changed, moved or
+missing line is noticed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -63,7 +65,7 @@ class Entry:
     audit: bool = False
 
 
-HEADER = ",".join(Decision._fields) + "\n"
+HEADER = ",".join((*Decision._fields, "checksum")) + "\n"
 
 
 class Ledger:
@@ -122,7 +124,7 @@ class DecisionLog(Ledger):
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             self._lock()
-            decisions, whole = _parse(self.path)
+            decisions, whole, self._checksum = _parse(self.path)
             with explained(self.path):
                 if os.fstat(self._file).st_size > whole:
                     os.ftruncate(self._file, whole)
@@ -157,18 +159,23 @@ class DecisionLog(Ledger):
         ]
         buffer = io.StringIO(newline="")
         csv.writer(buffer, lineterminator="\n").writerows(decisions)
-        content = buffer.getvalue().encode()
-        if content.count(b"\n") != len(decisions):
+        lines = buffer.getvalue().split("\n")[:-1]
+        if len(lines) != len(decisions):
             raise DataError("a name or a label holds a line break, which labels.csv cannot keep")
+        content, checksum = "", self._checksum
+        for line in lines:
+            checksum = _checksum(line, checksum)
+            content += f"{line},{checksum}\n"
         before = os.fstat(self._file).st_size
         with explained(self.path):
             try:
-                self._write(content)
+                self._write(content.encode())
                 os.fsync(self._file)
             except OSError:
                 with suppress(OSError):
                     os.ftruncate(self._file, before)
                 raise
+        self._checksum = checksum
         for decision in decisions:
             self.add(decision)
         return decisions
@@ -203,8 +210,13 @@ def labels_of(decisions: Mapping[str, Decision]) -> dict[str, str]:
     return {image: each.label for image, each in decisions.items() if each.action == "label"}
 
 
-def _parse(path: Path) -> tuple[list[Decision], int]:
-    """The decisions of a file, and the bytes up to the end of its last whole line."""
+def _checksum(line: str, before: str) -> str:
+    """Of a line without its checksum, and of the checksum of the line before."""
+    return blake2b(f"{before},{line}".encode(), digest_size=8).hexdigest()
+
+
+def _parse(path: Path) -> tuple[list[Decision], int, str]:
+    """The decisions of a file, the bytes up to the end of its last whole line, and the checksum of that."""
     try:
         with open_regular(path) as file:
             raw = file.readall()
@@ -219,9 +231,14 @@ def _parse(path: Path) -> tuple[list[Decision], int]:
     if text and not text.startswith(HEADER):
         raise DataError(f"{path}, row 1: not the columns of a file of decisions; rename the file, or restore it")
     decisions: list[Decision] = []
-    for row, line in enumerate(text.split("\n")[1:-1], start=2):
+    last = ""
+    for row, whole_line in enumerate(text.split("\n")[1:-1], start=2):
+        line, _, checksum = whole_line.rpartition(",")
         decisions.append(_parse_line(f"{path}, row {row}", line, len(decisions) + 1))
-    return decisions, whole
+        last = _checksum(line, last)
+        if checksum != last:
+            raise DataError(f"{path}, row {row}: does not fit its checksum; the file only ever grows: restore it")
+    return decisions, whole, last
 
 
 def _parse_line(where: str, line: str, number: int) -> Decision:

@@ -299,6 +299,8 @@ def _reason(error: Exception) -> str:
         return "is not a file"
     if isinstance(error, FileNotFoundError):
         return "does not exist"
+    if getattr(error, "errno", None) == ELOOP:
+        return "is a link to itself"
     if isinstance(error, PermissionError):
         return "may not be read (permission denied)"
     if isinstance(error, UnidentifiedImageError):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from csda.config import RunConfig
 from csda.data import load_dataset, split_dataset
+from csda.data.arrays import SOURCE, Samples
 from csda.data.content import content_digest, hash_contents
 from csda.data.duplicates import remark_duplicates
 from csda.data.folder import load_unlabeled
@@ -40,20 +41,32 @@ class PreparedData:
         return encode_labels([record.label for record in records], len(self.dataset.classes), self.dataset.multi_label)
 
 
+def require_unlabeled(dataset: Dataset, split: Split, method: str) -> None:
+    """Refuse a split without unlabeled images, for a method that learns from them."""
+    if not split.unlabeled:
+        raise DataError(
+            f"{dataset.name}: no unlabeled images for method {method!r}; "
+            "keep only some labels with --labels, or train the method 'baseline'"
+        )
+
+
 def prepare_data(
     config: RunConfig,
     reporter: Reporter,
     *,
     upper_bound: bool = False,
     begun: Begun | None = None,
+    samples: Samples | None = None,
     require_same: Callable[[str, str], None] = lambda value, what: None,
 ) -> PreparedData:
     """Read, split and decode. A run that continues keeps the split that it has `begun` with, and needs the same data.
 
+    The data is what the configuration names, or `samples` that were given from Python.
+
     For the `upper_bound` the unlabeled images whose labels are known become labeled ones. `require_same(value, what)`
     refuses what differs between processes that train together.
     """
-    dataset = load_configured(config)
+    dataset = load_configured(config) if samples is None else samples.as_dataset(config.aspect)
     # The split is drawn over all records, so that a file which cannot be read changes nothing for the others.
     if begun is not None:
         split = restore_split(begun, relabel(dataset, begun.split, begun.path) if config.labels_from else dataset)
@@ -96,6 +109,8 @@ def prepare_data(
 
 def load_configured(config: RunConfig) -> Dataset:
     """What is known of the images that a configuration names, without the labels that a review added."""
+    if config.source == SOURCE:
+        raise DataError("this run was trained on arrays given from Python; give them again: csda.train(X, y, …)")
     if config.labels_from is not None and not has_split(review := Path(config.labels_from)):
         classes = read_review(review)["classes"] if (review / REVIEW_FILE).is_file() else None
         if classes is not None:

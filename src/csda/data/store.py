@@ -169,11 +169,18 @@ def _drawn_rows(dataset: Dataset, size: int, workers: int) -> Rows:
     assert draw is not None
     # What the set says it is drawn with may be too little; a few of its images tell.
     sample = draw(sorted({0, count // 3, count // 2, count - 1}), size)
-    drawn_with = digest(dataset.name.encode(), sample.tobytes())
+    drawn_with = digest(dataset.name.encode(), dataset.drawn_with.encode(), sample.tobytes())
     keys = [digest(drawn_with, f"{record.id} {record.label}".encode()) for record in dataset.records]
-    shape = (size, size, sample.shape[-1])
-    place = _place(size, shape[-1])
-    return Rows(dataset.name, "drawn", keys, shape, lambda rows: list(draw(rows, size)) if rows else [], workers, place)
+    place = _place(size, sample.shape[-1])
+    return Rows(
+        dataset.name,
+        "drawn",
+        keys,
+        sample.shape[1:],
+        lambda rows: list(draw(rows, size)) if rows else [],
+        workers,
+        place,
+    )
 
 
 def _draw_once(rows: Rows, progress: Progress) -> Pixels:

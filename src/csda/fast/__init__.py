@@ -6,8 +6,9 @@ a training computes: these versions are tested against the core.
     graphs.py       steps captured in CUDA graphs and replayed
     overlap.py      the teacher's half of a step on a second stream
     blocks.py       the paper's convolution blocks as one function, by the kernels of convolution.py
+    inverted.py     layers of MobileNetV2 and EfficientNet-Lite, by the kernels of normalization.py and depthwise.py
     linear.py       large weights kept in bfloat16, too, by the kernels of update.py
-    transposed.py   transposed convolutions with padded channels
+    padded.py       layers with padded channels
     views.py        augmentation by the kernels of warp.py
     streaming.py    pixels that stay on the host
 """
@@ -25,9 +26,10 @@ from csda.distributed import Ranks
 from csda.fast import kernels
 from csda.fast.blocks import fuse
 from csda.fast.graphs import EAGER_BATCHES, EAGER_STEPS, Graphs
+from csda.fast.inverted import fuse_layers
 from csda.fast.linear import Linear, average_weights, in_step, keep_rounded
 from csda.fast.overlap import overlap_halves, overlapping
-from csda.fast.transposed import pad_channels
+from csda.fast.padded import pad_channels, pad_outputs
 from csda.fast.views import FusedAugmentation
 from csda.methods.self_training import SelfTraining
 from csda.models.two_stream import TwoStream
@@ -71,6 +73,8 @@ class Accelerator:
             return
         if self.wants_kernels and self.precision == "bf16" and kernels.supported(self.device):
             model.student, model.teacher = fuse(model.student), fuse(model.teacher)
+            if fuse_layers(model):
+                pad_outputs(model.head)
             if isinstance(optimizer, torch.optim.SGD):
                 self.layers += keep_rounded(model, optimizer)
                 model.average_weights = partial(average_weights, model)  # type: ignore[method-assign]

@@ -38,6 +38,12 @@ def matrix_dtype() -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
 
 
+def tile_width(channels: int, most: int) -> int:
+    """Channels of a tile: a power of two, half of it where a quarter of the last tile would be empty."""
+    width = min(most, max(16, 1 << (channels - 1).bit_length()))
+    return max(16, width // 2) if channels * 4 < 3 * -(-channels // width) * width else width
+
+
 @cache
 def _supported(device: int) -> bool:
     if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):

@@ -57,6 +57,7 @@ METHODS: dict[str, Entry] = {
             "backbone": "efficientnet_lite0",
             "pretrained": True,
             "frozen": True,
+            "probe_share": 0.0,
             "choose": "last",
             "epochs": 1,
             "warm_up_epochs": 1,

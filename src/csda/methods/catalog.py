@@ -1,4 +1,4 @@
-"""The methods and their settings as tables for a terminal."""
+"""The methods, their settings and published weights as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from csda.config import Detail, Reading, RunConfig
+from csda.errors import ConfigError
 from csda.methods import METHODS, Entry
 
 
@@ -30,9 +31,10 @@ def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) ->
     """The settings of a method with the values that a run `here` would use, beside those of the preset `paper`.
 
     Readings of the paper, details and settings with one value alone are left out unless `every` one is asked for.
+    So is the column of the values that a setting takes: without it the list fits a screen of 80 columns.
     """
     entry = METHODS[here.method]
-    table = _table("setting", "value", "paper", "values", "meaning")
+    table = _table("setting", "value", "paper", *(["values"] if every else []), "meaning")
     origin = f" ({entry.paper})" if entry.uses_unlabeled else ""
     table.title = f"{here.method} with the preset {here.preset}, as here: {entry.summary}{origin}"
     own, run = entry.settings.model_fields, RunConfig.model_fields
@@ -43,7 +45,9 @@ def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) ->
     hidden = 0
     for section in (main, readings, rest):
         for key, field in section.items():
-            fixed = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+            choices, meaning = " | ".join(list_values(field.annotation, field.metadata)), field.description or ""
+            chosen_from = get_origin(field.annotation) is Literal
+            fixed = chosen_from and len(get_args(field.annotation)) == 1
             if not every and (key in readings or fixed or _has_mark(field, Detail)):
                 hidden += 1
                 continue
@@ -52,13 +56,32 @@ def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) ->
                 key,
                 Text(_fitting(format_value(values[key]), every), "bold" if differs else ""),
                 format_value(paper_values[key]) if differs else "",
-                Text(" | ".join(list_values(field.annotation, field.metadata))),
-                Text(field.description or ""),
+                *([Text(choices)] if every else []),
+                Text(f"{meaning}: {choices}" if chosen_from and not every else meaning),
             )
         table.add_section()
-    table.caption = "Change one with --set setting=value. The column paper has what the preset paper has instead."
+    table.caption = "Change one with --set setting=value. The column paper has what the preset paper has."
     if hidden:
-        table.caption += f" --all shows {hidden} more, among them the readings of the paper."
+        table.caption += f" --all shows {hidden} more, with the readings of the paper."
+    return table
+
+
+def weights_table() -> Table:
+    """A line for each backbone: where its published weights are, or how to get them."""
+    from csda.models.weights import PUBLISHED, find_weights
+
+    table = _table("backbone", "at hand", "size", "source", "licence")
+    for name, published in PUBLISHED.items():
+        try:
+            place = str(find_weights(name))
+        except ConfigError:
+            place = f"no; {published.way}"
+        cells = (place, published.size, published.source, published.licence)
+        table.add_row(Text(name, "bold"), *(Text(cell, overflow="fold") for cell in cells))
+    table.caption = (
+        "A run begins with them by --set backbone=NAME --set pretrained=true, and with others by --set weights=FILE. "
+        "timm fetches those of backbone=timm:NAME itself."
+    )
     return table
 
 

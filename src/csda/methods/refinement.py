@@ -24,7 +24,7 @@ from csda.methods.base import Task
 class RefinementSettings(Settings):
     """Settings of alignment and queue."""
 
-    align: Literal["none", "da", "csda"] = Field("csda", description="how guesses are corrected")
+    align: Literal["none", "da", "csda"] = Field("csda", description="correction of guesses")
     momentum: float = Field(0.95, ge=0, lt=1, description="how slowly class averages follow")
     temperature: Annotated[Literal["adaptive", "unlabeled"] | Annotated[float, Field(ge=0, le=10)], Reading(7)] = Field(
         1.0,
@@ -64,7 +64,7 @@ class RefinementSettings(Settings):
         True, description="learn towards probabilities; false: towards one class each"
     )
 
-    queue: Literal["none", "vcq"] = Field("vcq", description="whether a queue chooses the samples")
+    queue: Literal["none", "vcq"] = Field("vcq", description="choice of samples")
     capacity: int = Field(512, ge=1, le=MAX_CAPACITY, description="samples that the queue holds")
     gamma: float = Field(1.0, ge=0, le=10, description="0 shares it equally, 1 by confidence")
     delta: float = Field(0.25, ge=0, le=1, description="most confidence needed to be queued")

@@ -47,6 +47,9 @@ def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
     return Encoder(*stages, pool, width=256)
 
 
+VECTORS = "vectors:"
+"""With their width after it, stands for no network at all: samples are feature vectors already."""
+
 BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {
     "alexnet": alexnet,
     "resnet18": resnet18,
@@ -57,6 +60,8 @@ BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {
 
 def build_encoder(name: str, image_size: int, channels: int, dropout: float) -> Encoder:
     """The encoder of a name, for square images of this size."""
+    if name.startswith(VECTORS) and name.removeprefix(VECTORS).isdecimal():
+        return Encoder(nn.Identity(), width=int(name.removeprefix(VECTORS)))
     if is_adapted(name):
         return adapt(name, image_size, channels, dropout)
     if name not in BACKBONES:
@@ -71,7 +76,7 @@ def check_encoder(name: str, image_size: int, channels: int, dropout: float) -> 
     """Refuse an unknown backbone or an image size that it cannot take, by a pass through a network without memory."""
     with torch.device("meta"):
         encoder = build_encoder(name, image_size, channels, dropout).eval()
-    if is_adapted(name):  # the image has passed already
+    if is_adapted(name) or name.startswith(VECTORS):  # the image has passed already, or there is none
         return
     try:
         with torch.no_grad():

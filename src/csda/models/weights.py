@@ -106,6 +106,8 @@ def read_weights(backbone: str, pretrained: bool, file: str | None) -> dict[str,
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is not a file; give the file of weights with weights=FILE")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

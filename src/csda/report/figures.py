@@ -81,6 +81,10 @@ HALF, FULL, NARROW = 410, 980, 360
 """Widths of a picture that shares the page, of one that has it alone, and of the latter on a phone."""
 
 
+MARGIN = 12
+"""Pixels around a picture that is a file of its own."""
+
+
 def to_svg(figure: Figure, description: str) -> Markup:
     """The figure as an `svg` element whose text is text and whose colours are the page's."""
     buffer = io.StringIO()
@@ -104,10 +108,11 @@ def alone(svg: Markup) -> str:
     css = (resources.files("csda.report") / "style.css").read_text(encoding="utf-8")
     variables = css[: css.index("* {")]
     look = f"<style>{variables}text {{ font-family: system-ui, 'Segoe UI', Roboto, Arial, sans-serif; }}</style>"
-    card = '<rect width="100%" height="100%" rx="12" style="fill: var(--paper)"/>'
-    text = str(svg)
-    start = text.index(">") + 1
-    return f"{text[:start]}{look}{card}{text[start:]}"
+    opening, _, body = str(svg).partition(">")
+    width, height = (int(each) + 2 * MARGIN for each in re.findall(r'viewBox="0 0 (\d+) (\d+)"', opening)[0])
+    opening = re.sub(r'viewBox="[^"]*"', f'viewBox="-{MARGIN} -{MARGIN} {width} {height}"', opening)
+    place = f'x="-{MARGIN}" y="-{MARGIN}" width="{width}" height="{height}"'
+    return f'{opening}>{look}<rect {place} rx="12" style="fill: var(--paper)"/>{body}'
 
 
 def _adapt_tag(match: re.Match[str]) -> str:
@@ -120,7 +125,7 @@ def _adapt_tag(match: re.Match[str]) -> str:
 
 @_styled
 def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
-    """`metric` ("auc" or "mca") over epochs: test solid, validation dotted, a dot at the best validation epoch."""
+    """`metric` ("auc" or "mca") over epochs: test solid, validation dotted, a dot at the epoch whose model is kept."""
     figure, axes = _canvas(HALF, 320)
     for entry in entries:
         best = entry.run.result["best_epoch"]

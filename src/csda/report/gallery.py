@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -67,12 +67,73 @@ class Gallery:
         return bool(self.mistakes or self.cells or self.guesses or self.seen)
 
 
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What one of several runs says of an image, and whether it is right."""
+
+    colour: str
+    words: str
+    right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    """An image on which runs disagree, with what each says."""
+
+    source: str
+    sentence: str
+    opinions: tuple[Opinion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DisputeGroup:
+    """The images of one class that are shown, and how many there are."""
+
+    heading: str
+    remark: str
+    disputes: tuple[Dispute, ...]
+
+
 def collect(run: Run) -> Gallery:
     """The images that a report of this run shows, of those that lie in its folder."""
     if not run.thumbnails.pictures:
         return Gallery([], [], [], [])
     wall = _Wall(run)
     return Gallery(wall.mistakes(), wall.cells(), wall.guesses(), wall.seen())
+
+
+def collect_disputes(runs: Sequence[tuple[str, str, Run]], most: int = 6) -> list[DisputeGroup]:
+    """Images of each class on which runs, given as (name, colour, run), decide differently, the most disputed first.
+
+    None where the runs were tested on different images, and none of sets where an image may have several labels.
+    """
+    walls = [_Wall(run) for _, _, run in runs]
+    first = walls[0]
+    if first.run.multi_label or any(wall.ids != first.ids for wall in walls):
+        return []
+    pictures = {image: picture for wall in walls for image, picture in wall.run.thumbnails.pictures.items()}
+    probs = np.stack([wall.probs for wall in walls])
+    decided = probs.argmax(axis=2)
+    differs = (decided != decided[0]).any(axis=0)
+    # Total variation between the two runs that are furthest apart.
+    apart = np.abs(probs[:, None] - probs[None]).sum(axis=-1).max(axis=(0, 1)) / 2
+    groups = []
+    for label, heading in enumerate(first.classes):
+        rows = np.flatnonzero(differs & (first.labels == label))
+        kept = [row for row in rows[np.argsort(-apart[rows], kind="stable")].tolist() if first.ids[row] in pictures]
+        disputes = []
+        for row in kept[:most]:
+            opinions = tuple(
+                Opinion(colour, f"{first.classes[guess]} {_percent(float(wall.probs[row, guess]))}", guess == label)
+                for (_, colour, _), wall, guess in zip(runs, walls, decided[:, row].tolist(), strict=True)
+            )
+            said = ", ".join(f"{name}: {each.words}" for (name, _, _), each in zip(runs, opinions, strict=True))
+            sentence = f"{first.ids[row]}, {heading}; {said}"
+            disputes.append(Dispute(address(pictures[first.ids[row]]), sentence, opinions))
+        if disputes:
+            total = int((first.labels == label).sum())
+            groups.append(DisputeGroup(heading, f"{len(rows)} of {total} disputed", tuple(disputes)))
+    return groups
 
 
 class _Wall:
@@ -149,9 +210,10 @@ class _Wall:
         return groups
 
     def _is_wrong(self, row: int, name: int) -> bool:
-        if self.run.multi_label:
-            return bool((self.probs[row, name] >= 0.5) != (self.labels[row, name] == 1))
-        return bool(self.predicted[row] != self.labels[row])
+        found = self.predicted[row]
+        if isinstance(found, tuple):
+            return (name in found) != bool(self.labels[row, name])
+        return bool(found != self.labels[row])
 
     def _judged(self, rows: Iterable[int], name: int) -> tuple[Shown, ...]:
         shown = []

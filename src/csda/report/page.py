@@ -17,15 +17,18 @@ from matplotlib.figure import Figure
 
 from csda.report import curves, figures, tables
 from csda.report.curves import Coverage
-from csda.report.gallery import Gallery, collect
+from csda.report.gallery import Gallery, collect, collect_disputes
 from csda.report.tables import Entry, Estimate
-from csda.runs import Run, open_run, write_whole
+from csda.runs import Run, open_run, seal, write_whole
 
 LAST = 20
 """Epochs over which the steadier figures are means."""
 
 LARGEST = 5_000_000
 """Bytes of a page; images are left out of one that would have more."""
+
+UNKNOWN = "–"
+"""What stands for a setting that a run does not have."""
 
 NO_IMAGES = Gallery([], [], [], [])
 
@@ -80,6 +83,7 @@ def write_report(run_folder: Path, *, images: bool = True) -> Path:
             summary=_describe_run(entry),
             caveats=_describe_limits(entry),
             control=run.result.get("control") or {},
+            keeps_last=tables.keeps_last(run),
             classes=classes,
             gallery=shown,
             left_out=shown is not gallery,
@@ -93,39 +97,46 @@ def write_report(run_folder: Path, *, images: bool = True) -> Path:
         if len(page.encode()) < LARGEST:
             break
     pictures = [*classes, *ranking, *trust.pictures, *learning, *pseudo_labels, *inside]
-    run.write_figures({picture.name: figures.alone(picture.svg) for picture in pictures})
-    return write_whole(run.folder / "report.html", page)
+    return run.write_report(page, {picture.name: figures.alone(picture.svg) for picture in pictures})
 
 
-def write_comparison(run_folders: Sequence[Path], out: Path, title: str = "Runs side by side") -> Path:
+def write_comparison(
+    run_folders: Sequence[Path], out: Path, title: str = "Runs side by side", *, images: bool = True
+) -> Path:
     """Write one page about several runs on the same data; differences are to the first."""
     runs = [open_run(folder) for folder in run_folders]
     entries = tables.enter(runs)
     rows = tables.compare_all(entries)
-    page = open_environment().get_template("comparison.html").render(
-        title=title,
-        multi_label=runs[0].multi_label,
-        kind=tables.PART_NAMES[tables.judged_part(runs[0])],
-        entries=entries,
-        rows=rows,
-        summary=_describe_comparison(entries, rows),
-        warnings=[
-            (entry, sentence) for entry in entries for sentence in tables.warn(entry.run)
-        ],
-        counts=tables.count_classes(runs[0]),
-        images=tables.count_images(runs[0]),
-        remarks=list(dict.fromkeys(remark for run in runs for remark in tables.remark_split(run))),
-        classes=_picture_classes(entries),
-        ranking=_picture_ranking(entries),
-        trust=_judge_trust(entries),
-        curves=_picture_learning(entries),
-        confusions=_picture_confusions(entries),
-        pseudo_labels=_picture_pseudo_labels(entries),
-        differing=_list_differing([run.config for run in runs]),
-        machines=_list_differing([_machine(run) for run in runs]),
-        machine=_common([_machine(run) for run in runs]),
-    )  # fmt: skip
-    return write_whole(out, page)
+    differing = _list_differing([run.config for run in runs])
+    disputes = collect_disputes([(entry.name, entry.colour, entry.run) for entry in entries]) if images else []
+    content = {
+        "title": title,
+        "multi_label": runs[0].multi_label,
+        "kind": tables.PART_NAMES[tables.judged_part(runs[0])],
+        "entries": entries,
+        "rows": rows,
+        "summary": _describe_comparison(entries, rows),
+        "choice": _describe_choice(entries),
+        "warnings": [(entry, sentence) for entry in entries for sentence in tables.warn(entry.run)],
+        "counts": tables.count_classes(runs[0]),
+        "images": tables.count_images(runs[0]),
+        "remarks": list(dict.fromkeys(remark for run in runs for remark in tables.remark_split(run))),
+        "classes": _picture_classes(entries),
+        "ranking": _picture_ranking(entries),
+        "trust": _judge_trust(entries),
+        "curves": _picture_learning(entries),
+        "confusions": _picture_confusions(entries),
+        "pseudo_labels": _picture_pseudo_labels(entries),
+        "differing": {key: values for key, values in differing.items() if UNKNOWN not in values},
+        "lacking": {key: values for key, values in differing.items() if UNKNOWN in values},
+        "machines": _list_differing([_machine(run) for run in runs]),
+        "machine": _common([_machine(run) for run in runs]),
+    }
+    template = open_environment().get_template("comparison.html")
+    page = template.render(content, disputes=disputes)
+    if len(page.encode()) >= LARGEST:
+        page = template.render(content, disputes=[])
+    return write_whole(out, seal(page))
 
 
 def open_environment() -> Environment:
@@ -247,7 +258,7 @@ def _list_differing(settings: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """The settings in which runs differ, with the value of each; those of methods stand among them."""
     flat = [{**each, **each.get("method_settings", {})} for each in settings]
     keys = dict.fromkeys(key for each in flat for key in each if key != "method_settings")
-    rows = {key: ["–" if each.get(key) is None else _format_setting(each[key]) for each in flat] for key in keys}
+    rows = {key: [UNKNOWN if each.get(key) is None else _format_setting(each[key]) for each in flat] for key in keys}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
 
 
@@ -277,7 +288,7 @@ def _picture_classes(entries: Sequence[Entry]) -> list[Picture]:
 
 def _picture_learning(entries: Sequence[Entry]) -> list[Picture]:
     texts = {
-        "auc": "How well the model ranks images, after each epoch; the dot is the epoch that validation AUC chose.",
+        "auc": f"How well the model ranks images, after each epoch; the dot is {_describe_choice(entries)}.",
         "mca": "Mean share of each class recognised, after each epoch; the dot is the same epoch.",
     }
     if all(len(entry.run.metrics) < 2 for entry in entries):
@@ -292,6 +303,17 @@ def _picture_learning(entries: Sequence[Entry]) -> list[Picture]:
             for part in ("val", "test")
         )
     ]
+
+
+def _describe_choice(entries: Sequence[Entry]) -> str:
+    """Which epoch the model of each run is of."""
+    kinds = {tables.keeps_last(entry.run) for entry in entries}
+    if kinds == {True}:
+        return "the last epoch, whose model is kept"
+    if kinds == {False}:
+        return "the epoch with the best validation AUC, whose model is kept"
+    last = ", ".join(entry.name for entry in entries if tables.keeps_last(entry.run))
+    return f"the epoch whose model is kept, the last one of {last} and that of the best validation AUC of the others"
 
 
 def _picture_ranking(entries: Sequence[Entry]) -> list[Picture]:
@@ -345,10 +367,11 @@ def _describe_calibration(run: Run, before: float, after: float | None, temperat
     error = f"Confidence and accuracy are {100 * before:.1f} points apart on average (expected calibration error)"
     if after is None or temperature is None:
         return f"{error}; without validation images apart from these no temperature could be fitted."
-    count = tables.count_images(run)["val"]
+    fitted = run.calibration
+    known = f"{tables.count_images(run)['val']} validation" if fitted is None else f"{fitted.images} {fitted.fitted_on}"
     direction = "too sure" if temperature > 1 else "not sure enough"
     return (
-        f"{error}: by its {count} validation images the model is {direction}, and a temperature of {temperature:.2f}, "
+        f"{error}: by its {known} images the model is {direction}, and a temperature of {temperature:.2f}, "
         f"which changes no decision, makes it {100 * after:.1f}."
     )
 

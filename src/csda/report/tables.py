@@ -142,7 +142,7 @@ def enter(runs: Sequence[Run]) -> list[Entry]:
 
 
 def score(run: Run) -> Scores:
-    """The scores of a run at its best validation epoch."""
+    """The scores of a run at the epoch that it chose."""
     images = _judged_images(run)
     return _estimate_all(images.labels, images)
 
@@ -228,6 +228,11 @@ def judged_part(run: Run) -> str:
     return "test" if count_images(run)["test"] else "val"
 
 
+def keeps_last(run: Run) -> bool:
+    """Whether the model of a run is that of its last epoch, and not of the one that was best on validation images."""
+    return run.config.get("choose") == "last" or not count_images(run)["val"]
+
+
 def remark_split(run: Run) -> list[str]:
     """What a reader of the figures should know about the data."""
     part = judged_part(run)
@@ -269,10 +274,8 @@ def warn(run: Run) -> list[str]:
             f"pseudo-labels and images. `csda train --out {run.folder} --resume` goes on with it."
         )
     if not images["test"]:
-        sentences.append(
-            "There is no test part: the figures are about the validation images, which also chose the epoch, and "
-            "so are too good."
-        )
+        chose = "" if keeps_last(run) else ", which also chose the epoch, and so are too good"
+        sentences.append(f"There is no test part: the figures are about the validation images{chose}.")
     if not images["val"]:
         sentences.append("There is no validation part: the last epoch was taken, and no temperature could be fitted.")
     elif images["val"] < FEW_VALIDATION and run.config["choose"] == "best":
@@ -301,8 +304,7 @@ def run_table(run: Run) -> Table:
     """
     (entry,) = enter([run])
     scores = entry.scores
-    last = run.config.get("choose") == "last"
-    epoch = "after its last epoch" if last else f"at its best validation epoch, {run.result['best_epoch']}"
+    epoch = "after its last epoch" if keeps_last(run) else f"at its best validation epoch, {run.result['best_epoch']}"
     table = title_table(f"{entry.name} {epoch}")
     part = judged_part(run)
     for heading in ("labels", PART_NAMES[part], "recall", "precision", "AUC"):

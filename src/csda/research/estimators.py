@@ -1,103 +1,148 @@
-"""`python -m csda.research.estimators FOLDER`: the classifier beside those of scikit-learn, on features of real images.
+"""`CSDAClassifier` beside the classifiers of scikit-learn, on features of real images.
 
-The folder has one folder per class. Every method gets the same features of a frozen network, the same few labels, drawn
-again for each seed, all other training images without one, and the same third of the images as a test.
+Every classifier gets the same features of a frozen network, the same few labels, all other training images without one,
+and the same test images: those of `csda train --labels` with the same seed and no validation part. Every regression has
+the C that cross-validation on the labeled samples chooses, by the code that chooses it for `CSDAClassifier`.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
 from csda import metrics
 from csda.classifier import CSDAClassifier
-from csda.data.folder import load
+from csda.data.prepared import PreparedData, prepare_data
+from csda.errors import DataError, explained
+from csda.probe import choose_strength
+from csda.progress import Reporter
+from csda.research.simulate import frozen_features
+from csda.runs import describe_environment, write_csv, write_whole
+from csda.training import configure
 
 Array = npt.NDArray[Any]
-Row = dict[str, list[tuple[float, float]]]
+
+OURS = "CSDAClassifier"
+FIGURES = ("auc", "mca")
 
 
-def _regression(**settings: Any) -> LogisticRegression:
-    return LogisticRegression(max_iter=2000, C=0.01, **settings)
+def compare(
+    data: Sequence[str], budgets: Sequence[int], seeds: int, image_size: int, reporter: Reporter
+) -> Iterator[dict[str, Any]]:
+    """A row for each set, number of labels, seed and classifier: AUC and MCA on the test images."""
+    for folder in data:
+        for budget in budgets:
+            for seed in range(seeds):
+                chosen = {"data": folder, "labels": str(budget), "seed": seed, "val": "0", "image_size": image_size}
+                config = configure({"preset": "features", "method": "linear-probe", **chosen})
+                prepared = prepare_data(config, reporter)
+                if prepared.dataset.multi_label:
+                    raise DataError(f"{folder}: its images have several labels, and these classifiers give one")
+                features = frozen_features(config, prepared, reporter)
+                about = {"data": Path(folder).name, "labels": budget, "seed": seed}
+                for name, figures in score_estimators(prepared, features, seed):
+                    yield {**about, "estimator": name, **figures}
 
 
-ESTIMATORS: Mapping[str, Callable[[int], Any]] = {
-    "LogisticRegression": lambda seed: _regression(),
-    "LogisticRegression, balanced": lambda seed: _regression(class_weight="balanced"),
-    "SelfTrainingClassifier": lambda seed: SelfTrainingClassifier(_regression(), threshold=0.9),
-    "SelfTrainingClassifier, balanced": lambda seed: SelfTrainingClassifier(
-        _regression(class_weight="balanced"), threshold=0.9
-    ),
-    "LabelSpreading": lambda seed: LabelSpreading(kernel="knn", n_neighbors=15, max_iter=100),
-    "CSDAClassifier, method linear-probe": lambda seed: CSDAClassifier("linear-probe", random_state=seed),
-    "CSDAClassifier": lambda seed: CSDAClassifier(random_state=seed),
-}
-"""Regressions are regularised for standardised features; those of scikit-learn get them standardised."""
+def score_estimators(prepared: PreparedData, features: Array, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """AUC and MCA of each classifier on the test images of a split."""
+    split, dataset = prepared.split, prepared.dataset
+    place = {record.id: row for row, record in enumerate(dataset.records)}
+    labeled, unlabeled, test = (
+        np.array([place[record.id] for record in part], dtype=np.intp)
+        for part in (split.labeled, split.unlabeled, split.test)
+    )
+    train, known = np.concatenate([labeled, unlabeled]), prepared.encode(split.labeled)
+    partial = np.concatenate([known, np.full(len(unlabeled), -1)])
+    values = features.astype(np.float64)
+    # scikit-learn's regressions and neighbours want features of one scale; ours scales them itself.
+    scaled = (values - values[train].mean(axis=0)) / (values[train].std(axis=0) + 1e-12)
+    labels, num_classes = prepared.encode(split.test), len(dataset.classes)
+    for name, model in make_estimators(scaled[labeled], known, num_classes, seed).items():
+        given = values if isinstance(model, CSDAClassifier) else scaled
+        rows = slice(len(labeled)) if isinstance(model, LogisticRegression) else slice(None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # regressions that have not converged, labels that do not spread
+            model.fit(given[train[rows]], partial[rows])
+        probs = np.zeros((len(test), num_classes))
+        probs[:, model.classes_] = model.predict_proba(given[test])
+        yield name, {"auc": metrics.auc(probs, labels), "mca": metrics.mca(probs, labels)}
 
 
-def compare(features: Array, labels: Array, budgets: list[int], seeds: int) -> dict[int, Row]:
-    """AUC and MCA on the test images of each estimator, for each number of labels and seed."""
-    found: dict[int, Row] = {}
-    for budget in budgets:
-        found[budget] = {name: [] for name in ESTIMATORS}
-        for seed in range(seeds):
-            order = np.random.default_rng(seed).permutation(len(labels))
-            test, train = np.split(order, [len(order) // 3])
-            partial = np.full(len(train), -1)
-            # One image of each class at least, so that all methods know the same classes.
-            kept = [int(np.flatnonzero(labels[train] == each)[0]) for each in np.unique(labels[train])]
-            kept += [place for place in range(len(train)) if place not in kept][: budget - len(kept)]
-            partial[kept] = labels[train[kept]]
-            for name, make in ESTIMATORS.items():
-                supervised = name.startswith("LogisticRegression")
-                rows = np.flatnonzero(partial >= 0) if supervised else np.arange(len(train))
-                model = make(seed)
-                if not isinstance(model, CSDAClassifier):
-                    model = make_pipeline(StandardScaler(), model)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    probs = model.fit(features[train[rows]], partial[rows]).predict_proba(features[test])
-                found[budget][name].append((metrics.auc(probs, labels[test]), metrics.mca(probs, labels[test])))
-    return found
+def make_estimators(scaled: Array, labels: Array, num_classes: int, seed: int) -> dict[str, Any]:
+    """The classifiers by name, their regressions regularised for these labeled samples; else as they come."""
+    alone = np.arange(len(labels))
+
+    def regression(weights: str | None) -> LogisticRegression:
+        strength = choose_strength(scaled, labels, num_classes, alone, "weights" if weights else "none", seed)
+        return LogisticRegression(C=strength, class_weight=weights, max_iter=2000)
+
+    return {
+        "LogisticRegression": regression(None),
+        "LogisticRegression, balanced": regression("balanced"),
+        "SelfTrainingClassifier": SelfTrainingClassifier(regression(None)),
+        "SelfTrainingClassifier, balanced": SelfTrainingClassifier(regression("balanced")),
+        # The default kernel, rbf, has a width for few features and finds no neighbours among 1,280.
+        "LabelSpreading": LabelSpreading(kernel="knn"),
+        f"{OURS}, method linear-probe": CSDAClassifier("linear-probe", random_state=seed),
+        f"{OURS}, method csda": CSDAClassifier("csda", random_state=seed),
+        OURS: CSDAClassifier(random_state=seed),
+    }
 
 
-def format_table(found: Mapping[int, Row]) -> str:
-    """Markdown: mean ± deviation over the seeds."""
-    lines = ["| | " + " | ".join(f"AUC, {each} labels | MCA, {each} labels" for each in found) + " |"]
-    lines.append("|---|" + "---|" * (2 * len(found)))
-    for name in ESTIMATORS:
-        cells = []
-        for rows in found.values():
-            for values in zip(*rows[name], strict=True):
-                cells.append(f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each set, number of labels and classifier: mean and deviation over seeds, and how far
+    `CSDAClassifier` is ahead of it, with the 95 % interval over seeds."""
+    table = {(row["data"], row["labels"], row["estimator"], row["seed"]): row for row in rows}
+    seeds = sorted({row["seed"] for row in rows})
+    lines = []
+    for data, labels, name in dict.fromkeys((row["data"], row["labels"], row["estimator"]) for row in rows):
+        line: dict[str, Any] = {"data": data, "labels": labels, "estimator": name, "seeds": len(seeds)}
+        for figure in FIGURES:
+            own, ours = (np.array([table[data, labels, each, seed][figure] for seed in seeds]) for each in (name, OURS))
+            deviation = float(own.std(ddof=1)) if len(seeds) > 1 else float("nan")
+            line |= {f"{figure}_mean": float(own.mean()), f"{figure}_std": deviation}
+            low, high = metrics.paired_interval(ours - own)
+            line |= {
+                f"{figure}_gap": float((ours - own).mean()),
+                f"{figure}_low": float(low),
+                f"{figure}_high": float(high),
+            }
+        lines.append(line)
+    return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--labels", type=int, nargs="+", default=[50, 200])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--image-size", type=int, default=96)
-    given = parser.parse_args()
-    dataset = load(given.folder)
-    records = [record for record in dataset.records if record.label is not None]
-    labels = np.array([record.label for record in records])
-    extract = CSDAClassifier(image_size=given.image_size)
-    features = extract._features([record.path for record in records])
-    print(format_table(compare(features, labels, given.labels, given.seeds)))
+def write_comparison(rows: Sequence[Mapping[str, Any]], command: str, image_size: int, out: Path) -> Path:
+    """draws.csv with all rows, summary.csv and meta.json in a folder, which is given back."""
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    lines = summarise(rows)
+    for name, table in (("draws.csv", rows), ("summary.csv", lines)):
+        cells = [[f"{value:.6g}" if isinstance(value, float) else value for value in row.values()] for row in table]
+        write_csv(out / name, list(table[0]), cells)
+    environment = describe_environment()
+    meta = {
+        "command": command,
+        "date": environment["started"][:10],
+        "commit": environment["commit"],
+        "platform": environment["platform"],
+        "scikit_learn": _version(),
+        "image_size": image_size,
+        "seeds": sorted({row["seed"] for row in rows}),
+    }
+    write_whole(out / "meta.json", json.dumps(meta, indent=1) + "\n")
+    return out
 
 
-if __name__ == "__main__":
-    main()
+def _version() -> str:
+    import sklearn
+
+    return str(sklearn.__version__)

@@ -20,12 +20,16 @@ from matplotlib.ticker import PercentFormatter
 
 from csda.data import load_dataset
 from csda.data.records import Pixels
-from csda.report.figures import PALETTE, STYLE
+from csda.report.figures import PALETTE, STYLE, alone, to_svg
 from csda.report.tables import choose_colours
 from csda.research.experiments import Experiment
 from csda.research.summary import Line, average, group, list_classes, summarize
+from csda.runs import write_whole
 
 _styled = matplotlib.rc_context(STYLE)
+WIDTH = 10.6
+"""Inches of a picture, of 72 pixels each: the text of a page of the documentation is about as wide."""
+
 _COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey")
 
 
@@ -35,9 +39,11 @@ def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
     `results` are the lines of runs.csv.
     """
     names = [row.name for row in experiment.rows if any(line["method"] == row.name for line in results)]
+    if experiment.cases:
+        return draw_rows(results, names, {name: [] for name in names}, list(experiment.splits))
     if len(experiment.labels) > 1 and len(names) > len(_COLOURS):
         means = average_budgets(results, experiment.labels)
-        return draw_rows(means, names, {name: [] for name in names}, list(experiment.splits), ", mean over budgets")
+        return draw_rows(means, names, {name: [] for name in names}, list(experiment.splits), "means over budgets")
     if len(experiment.labels) > 1:
         return draw_budgets(summarize(experiment, results), names, experiment.labels, list(experiment.splits))
     labels, splits = experiment.labels[0], list(experiment.splits)
@@ -67,7 +73,7 @@ def draw_grid(
 
     `results` are the lines of runs.csv of one budget and split; `examples` an image [H, W, 3] of each class.
     """
-    figure = Figure(figsize=(13.6, 1.6 + 0.62 * len(classes)), facecolor="white", layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.6 + 0.62 * len(classes)), layout="constrained")
     seeds, recalls = figure.subplots(1, 2, width_ratios=(1, 1.4))
     for row, title in enumerate(titles):
         runs = [run for run in results if run["method"] == title]
@@ -78,12 +84,12 @@ def draw_grid(
         recalls.barh(places, means, 0.62 / len(titles), color=colour, label=title)
     seeds.set_yticks(range(len(titles)), titles)
     seeds.invert_yaxis()
-    seeds.set_title("MCA on the test images, a dot for each seed")
+    seeds.set_title("MCA, a dot for each seed")
     recalls.set_yticks(range(len(classes)), classes)
     recalls.invert_yaxis()
     recalls.set_xlim(0, 1)
     recalls.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    recalls.set_title("Mean share of each class that is recognised")
+    recalls.set_title("Mean recall of each class")
     recalls.grid(visible=False, axis="y")
     if examples is not None:
         for place, name in enumerate(classes):
@@ -106,17 +112,16 @@ def colour_rows(titles: Collection[str]) -> dict[str, str]:
 def draw_budgets(
     summary: Sequence[Line], titles: Sequence[str], budgets: Sequence[str], splits: Sequence[str]
 ) -> Figure:
-    """AUC and MCA of each row over the budgets that have runs: mean and deviation over seeds, a column for each split.
+    """AUC and MCA of each row over the budgets that have runs: mean and deviation over seeds, a line for each split.
 
     `summary` are the lines of summary.csv.
     """
     budgets = [labels for labels in budgets if any(line["labels"] == labels for line in summary)]
     several = len(splits) > 1
-    size, shape = ((4.6 * len(splits), 8.4), (2, len(splits))) if several else ((13.6, 4.8), (1, 2))
-    figure = Figure(figsize=size, facecolor="white", layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1 + (3.0 if several else 4.2) * len(splits)), layout="constrained")
     colours = colour_rows(titles)
-    panels = figure.subplots(*shape, squeeze=False, sharey="row" if several else False).flat
-    for axes, (name, split) in zip(panels, [(n, s) for n in ("auc", "mca") for s in splits], strict=True):
+    panels = figure.subplots(len(splits), 2, squeeze=False, sharey="col").flat
+    for axes, (split, name) in zip(panels, product(splits, ("auc", "mca")), strict=True):
         for row, title in enumerate(titles):
             lines = {line["labels"]: line for line in summary if (line["method"], line["split"]) == (title, split)}
             places = np.array([place for place, labels in enumerate(budgets) if labels in lines], dtype=float)
@@ -160,14 +165,14 @@ def draw_rows(
     titles: Sequence[str],
     paper: Mapping[str, Sequence[float]],
     splits: Sequence[str],
-    explained: str = ": dots are seeds, bars means",
+    explained: str = "dots are seeds, bars means",
 ) -> Figure:
     """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
 
     `results` are the lines of runs.csv of one budget, or of `average_budgets`; each split has panels of its own.
     """
-    size = (13.6, 1.4 + 0.38 * len(titles) * len(splits))
-    figure = Figure(figsize=size, facecolor="white", layout="constrained")
+    size = (WIDTH, 1.4 + 0.38 * len(titles) * len(splits))
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(splits), 2, sharey=True, squeeze=False).flat
     kinds = product(splits, enumerate(("auc", "mca")))
     for axes, (split, (position, name)) in zip(panels, kinds, strict=True):
@@ -179,10 +184,11 @@ def draw_rows(
             axes.plot(known, [row] * len(known), "D", **_open(colour))
         axes.set_yticks(range(len(titles)), titles)
         axes.set_ylim(len(titles) - 0.4, -0.6)
-        axes.set_title(name.upper() + (f", {split}" if len(splits) > 1 else explained))
+        axes.set_title(name.upper() + (f", {split}" if len(splits) > 1 else ""))
+    axes.plot([], [], linestyle="none", label=explained)
     if any(paper.values()):
         axes.plot([], [], "D", label="the paper", **_open(PALETTE["ink"]))
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -206,7 +212,6 @@ def _add_legend(figure: Figure, axes: Axes, summary: Sequence[Line]) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels), max(1, fitting)))
 
 
-def write_grid(figure: Figure, path: Path) -> None:
-    """Save the picture as SVG, the same bytes for the same numbers."""
-    with matplotlib.rc_context(STYLE | {"svg.fonttype": "path"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+def write_grid(figure: Figure, path: Path, description: str) -> None:
+    """Save the picture as SVG, light or dark as its reader has it, the same bytes for the same numbers."""
+    write_whole(path, alone(to_svg(figure, description)))

@@ -7,7 +7,6 @@ process that launched them, even if that one crashes.
 
 from __future__ import annotations
 
-import logging
 import math
 import multiprocessing
 import os
@@ -25,7 +24,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from csda.errors import ConfigError, CsdaError, RunError, is_out_of_memory
+from csda.cluster import joined_ray
+from csda.errors import CsdaError, RunError, is_out_of_memory
 
 if TYPE_CHECKING:
     from csda.runs import Run
@@ -268,18 +268,8 @@ def _attempt(cell: Trainable) -> Outcome:
 def _launch_ray(
     cells: Sequence[Cell], pending: Pending, jobs: int, side_by_side: int, retries: Retries
 ) -> Iterator[tuple[Cell, Run | CsdaError]]:
-    try:
-        import ray
-        from ray.exceptions import RayError
-    except ImportError:
-        raise ConfigError("--launcher ray needs Ray, which is not installed: pip install 'csda[ray]'") from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError) as error:
-        raise ConfigError(f"Ray cannot be reached ({error}); is RAY_ADDRESS, if set, that of a cluster?") from None
-    try:
-        gpus = 1 / side_by_side if ray.cluster_resources().get("GPU") else 0  # type: ignore[no-untyped-call]
+    with joined_ray() as ray:
+        gpus = 1 / side_by_side if ray.cluster_resources().get("GPU") else 0
         # A worker that trains one run and ends leaves nothing behind, neither memory nor errors of its GPU.
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=0)(_attempt_in)
         running: dict[Any, int] = {}
@@ -293,12 +283,10 @@ def _launch_ray(
             number = running.pop(ready)
             try:
                 outcome = ray.get(ready)
-            except RayError as error:  # the worker was killed, or its machine is gone
+            except ray.exceptions.RayError as error:  # the worker was killed, or its machine is gone
                 outcome = f"{type(error).__name__}: {str(error).splitlines()[-1]}"
             if (ended := retries.judge(number, cells[number], outcome)) is not None:
                 yield cells[number], ended
-    finally:
-        ray.shutdown()
 
 
 def _attempt_in(folder: Path, cell: Trainable) -> Outcome:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from csda import metrics
-from csda.config import RunConfig
+from csda.config import CIRCUMSTANCES, RunConfig
 from csda.data import load_dataset, split_files
 from csda.data.content import content_digest, hash_contents
 from csda.research.summary import average
@@ -36,24 +36,10 @@ Contents = Mapping[str, str]
 READING = ("source", "uncertain", "image_column", "label_column", "group_column", "split_column")
 """Settings that say how a set is read."""
 
-CIRCUMSTANCES = (
-    "preset",
-    "device",
-    "threads",
-    "resident_share",
-    "cuda_graph",
-    "kernels",
-    "time_kernels",
-    "checkpoint_seconds",
-    "tensorboard",
-    "thumbnails",
-    "max_unreadable",
-)
-"""Settings that say how a run is executed, or only name others, and so do not tell two runs apart."""
-
 LATER = {
     "pretrained": False,
     "frozen": False,
+    "probe_share": 0.0,
     "aspect": "squash",
     "weight_decay": 0.0,
     "schedule": "steps",
@@ -119,8 +105,8 @@ def _digest_lists(split: str) -> str:
 
 def recall_contents(about: Mapping[str, Any], split: str) -> Contents:
     """What meta.json says of the data on a split, for when the images are not available."""
-    lists = about["splits"].get(split, {}).get("split")
-    return {"data": about["data"]} | ({"split": lists} if lists else {})
+    own = about["splits"].get(split, {})
+    return {"data": own.get("data", about["data"])} | ({"split": own["split"]} if "split" in own else {})
 
 
 def identify(config: RunConfig, contents: Contents) -> Identity:
@@ -219,6 +205,7 @@ def read_recorded(results: Path, commit: str | None = None) -> list[Recorded]:
         about = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
         with table.open(newline="", encoding="utf-8") as file:
             for cells in csv.DictReader(file):
+                cells.pop("preset", None)  # of a row, and this may become a line of another one
                 line = {name: text if name in TEXTS else _number(text) for name, text in cells.items()}
                 if line.get("settings") in about.get("settings", {}) and commit in (None, line["commit"]):
                     places = {"data": about["data"], "labels": line["labels"], "seed": line["seed"]}

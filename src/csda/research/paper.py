@@ -22,7 +22,7 @@ from csda.data.prepared import load_configured
 from csda.data.records import Pixels
 from csda.report.figures import PALETTE, STYLE, fill_confusion, marginal_distances, read_series
 from csda.report.tables import COLOURS, METHOD_COLOURS
-from csda.research.grid import colour_rows
+from csda.research.grid import WIDTH, colour_rows
 from csda.research.summary import average
 from csda.runs import Run, write_whole
 
@@ -59,15 +59,19 @@ class Example:
 def draw_confusions(runs: Runs) -> Figure:
     """Figure 3: truth against prediction on the test images, a panel for each row, all its seeds together."""
     classes = next(iter(runs.values()))[0].classes
-    figure = Figure(figsize=(4.5 * len(runs), 5.0), facecolor="white", layout="constrained")
-    panels = figure.subplots(1, len(runs), squeeze=False)[0]
-    for axes, (name, own) in zip(panels, runs.items(), strict=True):
+    columns = min(2, len(runs))
+    rows = -(-len(runs) // columns)
+    figure = Figure(figsize=(WIDTH, 5.0 * rows), layout="constrained")
+    panels = [*figure.subplots(rows, columns, squeeze=False).flat]
+    for axes in panels[len(runs) :]:
+        axes.remove()
+    for place, (axes, (name, own)) in enumerate(zip(panels, runs.items(), strict=False)):
         matrix = sum_confusions(own)
         recalls = matrix.diagonal() / np.maximum(matrix.sum(axis=1), 1)
         fill_confusion(axes, matrix, classes, PALETTE[METHOD_COLOURS.get(name, "green")], counts=False)
         seeds = "" if len(own) == 1 else f", {len(own)} seeds"
         axes.set_title(f"{name}: mean recall {recalls.mean():.3f}{seeds}")
-        if axes is not panels[0]:
+        if place % columns:
             axes.set_ylabel("")
             axes.set_yticklabels([])
     return figure
@@ -85,7 +89,7 @@ def sum_confusions(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
 @matplotlib.rc_context(STYLE)
 def draw_temperatures(runs: Runs) -> Figure:
     """Figure 4: what T does to a row, AUC and MCA over epochs by temperature, and the distances after alignment."""
-    figure = Figure(figsize=(13.6, 8.6), facecolor="white", layout="constrained")
+    figure = Figure(figsize=(WIDTH, 8.6), layout="constrained")
     (shape, auc), (mca, distance) = figure.subplots(2, 2)
     first = next(iter(runs.values()))[0]
     _draw_shapes(shape, len(first.classes))
@@ -119,10 +123,12 @@ def draw_epochs(runs: Runs) -> Figure:
     guessed = "pseudo_auc" if multi_label else "pseudo_accuracy"
     guess = {name: own for name, own in runs.items() if any(guessed in row for row in own[0].metrics)}
     columns = ["test_auc", "val_auc" if multi_label else "test_mca", "labeled_loss", *([guessed] if guess else [])]
-    figure = Figure(figsize=(5.4 * len(columns), 4.6), facecolor="white", layout="constrained")
-    panels = figure.subplots(1, len(columns))
+    figure = Figure(figsize=(WIDTH, 8.4), layout="constrained")
+    panels = [*figure.subplots(2, 2).flat]
+    for axes in panels[len(columns) :]:
+        axes.remove()
     colours = colour_rows(runs)
-    for axes, column in zip(panels, columns, strict=True):
+    for axes, column in zip(panels, columns, strict=False):
         for name, own in (guess if column == guessed else runs).items():
             _draw_column(axes, own, column, colours[name], name)
         axes.set(title=EPOCH_TITLES[column], xlabel="epoch", xscale="log")

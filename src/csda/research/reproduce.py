@@ -57,7 +57,7 @@ from csda.research.paper import (
     pick_examples,
     write_photographs,
 )
-from csda.research.summary import COLUMNS, GAPS, compare_rows, format_number, format_page, group, summarize
+from csda.research.summary import GAPS, compare_rows, format_number, format_page, group, list_columns, summarize
 from csda.runs import Run, source_commit, write_csv, write_whole
 from csda.training import configure, train
 
@@ -93,9 +93,7 @@ class Cell:
     @property
     def config(self) -> RunConfig:
         chosen = {"data": self.data, "method": self.method, "labels": self.labels, "seed": self.seed}
-        # Reports of hundreds of runs are not needed.
-        unseen = {"thumbnails": False}
-        return configure(unseen | chosen | ({"preset": self.preset} if self.preset else {}) | dict(self.settings))
+        return configure(chosen | ({"preset": self.preset} if self.preset else {}) | dict(self.settings))
 
 
 FindContents = Callable[[str, RunConfig], Contents]
@@ -117,12 +115,16 @@ def list_cells(
     used that was begun at another."""
     cells = []
     for row, labels, split in experiment.places:
-        where = experiment.splits[split]
-        place = where | ({"split": str(Path(data) / str(where["split"]))} if "split" in where else {})
-        settings = {**experiment.settings, **row.settings, **place, **(overrides or {})}
+        place = {name: value for name, value in experiment.splits[split].items() if name != "labels"}
+        images = str(Path(data) / str(place.pop("data"))) if "data" in place else data
+        if "split" in place:
+            place["split"] = str(Path(images) / str(place["split"]))
+        # Reports of hundreds of runs are not needed.
+        unseen = {"thumbnails": False}
+        settings = {**unseen, **experiment.settings, **row.settings, **place, **(overrides or {})}
         for seed in experiment.seeds:
             preset = row.preset or experiment.preset
-            cell = Cell(row.name, row.method, labels, split, seed, runs, data, preset, settings)
+            cell = Cell(row.name, row.method, labels, split, seed, runs, images, preset, settings)
             config = cell.config
             contents = find_contents(split, config)
             folder = locate(runs, split, config, contents, commit)
@@ -162,15 +164,16 @@ def reproduce(
     overrides: Mapping[str, Any] | None = None,
     labels: Sequence[str] = (),
     seeds: int | None = None,
+    preset: str | None = None,
     only_finished: bool = False,
     fresh: bool = False,
 ) -> list[Path]:
     """Train what is missing of experiments, all of it as one, and write their tables; their pages are returned.
 
-    `labels` and `seeds`, a number of them, restrict what is trained, `only_finished` trains nothing, and after so many
-    `minutes` no run is begun. A table has every run that there is then, as a folder in `runs` or as a line of a table
-    in `out`. With `fresh` only runs of the present commit count, all others are trained again, and a table of other
-    commits stays as it is until all are there.
+    `labels`, `seeds`, a number of them, and `preset` restrict what is trained, `only_finished` trains nothing, and
+    after so many `minutes` no run is begun. A table has every run that there is then, as a folder in `runs` or as a
+    line of a table in `out`. With `fresh` only runs of the present commit count, all others are trained again, and a
+    table of other commits stays as it is until all are there.
     """
     commit = _require_commit() if fresh else None
     finder = ContentFinder()
@@ -181,7 +184,11 @@ def reproduce(
         missing = {
             cell.folder: cell
             for cell, line in zip(grid.cells, grid.find_lines(out), strict=True)
-            if line is None and cell.seed in wanted and (not labels or cell.labels in labels) and not only_finished
+            if line is None
+            and cell.seed in wanted
+            and (not labels or cell.labels in labels)
+            and preset in (None, cell.preset)
+            and not only_finished
         }
         reporter.note(f"{grid.stem}: {len(grid.cells)} runs, {len(missing)} of them to train")
         chosen |= missing
@@ -248,12 +255,25 @@ def _write_grid(
     provenance = _provenance(_command(grid.name, data, overrides), found, len(missing))
     folder = out / grid.stem
     folder.mkdir(parents=True, exist_ok=True)
-    _write_lines(folder / "runs.csv", results)
-    _write_lines(folder / "summary.csv", summary, COLUMNS)
+    _write_lines(folder / "runs.csv", _with_presets(grid.experiment, results))
+    _write_lines(folder / "summary.csv", _with_presets(grid.experiment, summary), list_columns(grid.experiment))
     _write_lines(folder / "gaps.csv", gaps, GAPS)
     write_whole(folder / "meta.json", json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
     _draw(folder, grid.experiment, found)
     return write_whole(folder / "page.md", format_page(grid.experiment, results, summary, gaps, provenance, missing))
+
+
+def _with_presets(experiment: Experiment, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Lines with the presets of their rows in a column of their own, where rows have such."""
+    names = {row.name: row.title or row.method for row in experiment.rows}
+    presets = experiment.presets
+    return [
+        {"method": names[line["method"]], "preset": presets[line["method"]]}
+        | {name: value for name, value in line.items() if name not in ("method", "preset")}
+        if presets
+        else dict(line)
+        for line in lines
+    ]
 
 
 def _find_line(cell: Cell, recorded: Sequence[Recorded]) -> dict[str, Any] | None:
@@ -296,13 +316,13 @@ def _train_all(
         raise CsdaError("; ".join(failures))
 
 
-def _turn(cell: Cell) -> tuple[int, str, int, int]:
-    """Long runs first, so that none is left over at the end; then those on the same pixels, to share them side by side;
-    then seed by seed, and of a seed those that train on more images per step."""
+def _turn(cell: Cell) -> tuple[int, int, str, int]:
+    """Long runs first, so that none is left over at the end; then seed by seed, so that a grid which is cut short has
+    all splits; of a split those first that train on more images per step."""
     config, own = cell.config, cell.config.method_settings
     unlabeled = METHODS[config.method].uses_unlabeled
     images = own["capacity"] if own.get("queue") == "vcq" else config.unlabeled_batch_size * unlabeled
-    return -config.epochs * config.steps_per_epoch, cell.split, cell.seed, -images
+    return -config.epochs * config.steps_per_epoch, cell.seed, cell.split, -images
 
 
 def _require_same_images(found: Sequence[Found]) -> None:
@@ -321,6 +341,8 @@ def _require_same_images(found: Sequence[Found]) -> None:
 
 def _provenance(command: str, found: Sequence[Found], missing: int) -> dict[str, Any]:
     whole = {column: sorted({line[column] for _, line in found}) for column in ("commit", "machine", "torch")}
+    several = len({cell.identity["data"] for cell, _ in found}) > 1
+    own = [place for place in PLACES if "split" in place or (place == "data" and several)]
     return {
         "command": command,
         "date": max(line["date"] for _, line in found),
@@ -330,8 +352,7 @@ def _provenance(command: str, found: Sequence[Found], missing: int) -> dict[str,
         "missing": missing,
         "data": found[0][0].identity["data"],
         "splits": {
-            cell.split: {place: cell.identity[place] for place in PLACES if "split" in place and place in cell.identity}
-            for cell, _ in found
+            cell.split: {place: cell.identity[place] for place in own if place in cell.identity} for cell, _ in found
         },
         "settings": {line["settings"]: settings_alone(cell.identity) for cell, line in found},
     }
@@ -355,7 +376,7 @@ def _draw(folder: Path, experiment: Experiment, found: Sequence[Found]) -> None:
     """The paper's figure, or a picture of the grid; beside a picture of epochs, its numbers."""
     picture = folder / "figure.svg"
     if experiment.figure is None:
-        write_grid(draw_experiment(experiment, [line for _, line in found]), picture)
+        write_grid(draw_experiment(experiment, [line for _, line in found]), picture, experiment.title)
         return
     places = group(((cell.title, cell.labels, cell.split), Run(cell.folder)) for cell, _ in found)
     runs = group((title, run) for (title, *_), own in places.items() for run in own)
@@ -363,7 +384,7 @@ def _draw(folder: Path, experiment: Experiment, found: Sequence[Found]) -> None:
         write_photographs(draw_examples(pick_examples(runs, found[0][0].config)), folder / "figure.png")
     else:
         draw = {"confusion": draw_confusions, "temperature": draw_temperatures, "epochs": draw_epochs}
-        write_grid(draw[experiment.figure](runs), picture)
+        write_grid(draw[experiment.figure](runs), picture, experiment.title)
     if experiment.figure == "epochs":
         for kind, tell in (("epochs", average_epochs), ("guesses", count_guesses)):
             lines = [

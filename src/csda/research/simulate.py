@@ -7,7 +7,6 @@ the probe is regularised is chosen by cross-validation on the first labels of a 
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from csda.features import open_features
 from csda.models.weights import read_weights
 from csda.progress import Reporter
 from csda.report.figures import PALETTE, STYLE
+from csda.research.grid import WIDTH, write_grid
 from csda.review.learning import Learned, align, learn, learn_again, leave_out
 from csda.review.ordering import ORDERS as MEANINGS
 from csda.review.ordering import Pool, audit_order, interleave, rank
@@ -55,7 +55,7 @@ def simulate(
             {"data": data, "preset": "features", "method": "linear-probe", "labels": str(plan.first), "seed": seed}
         )
         prepared = prepare_data(config, reporter)
-        features = _features(config, prepared, reporter)
+        features = frozen_features(config, prepared, reporter)
         begun: dict[int, dict[str, Any]] = {}
         for order in orders:
             yield from _replay(prepared, features, plan, seed, order, begun)
@@ -72,7 +72,7 @@ def write_simulation(rows: Sequence[Mapping[str, Any]], plan: Plan, data: str, c
     write_csv(out / "steps.csv", columns, [[_short(row[name]) for name in columns] for row in rows])
     lines = summarise(rows)
     write_csv(out / "summary.csv", list(lines[0]), [[_short(value) for value in line.values()] for line in lines])
-    write_whole(out / "figure.svg", _draw(rows))
+    write_grid(_draw(rows), out / "figure.svg", "MCA against the number of labels, by order")
     environment = describe_environment()
     meta = {
         "command": command,
@@ -163,14 +163,14 @@ few, so that the intervals are too narrow rather than too wide.
 """
 
 
-def _draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """MCA against the number of labels, a line an order, as SVG."""
+def _draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """MCA against the number of labels, a line an order."""
     import matplotlib
 
     colours = [PALETTE[name] for name in ("grey", "blue", "vermilion", "green", "pink", "amber")]
     labels = sorted({row["labels"] for row in rows})
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "review"}):
-        figure = Figure(figsize=(7.4, 4.2), layout="constrained", facecolor=PALETTE["paper"])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
         axes = figure.add_subplot()
         for order, colour in zip(dict.fromkeys(row["order"] for row in rows), colours, strict=False):
             chosen = [row for row in rows if row["order"] == order]
@@ -179,16 +179,15 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
             axes.plot(labels, means, color=colour, label=order, linewidth=2.4 if wide else 1.3)
         axes.set(xlabel="labels", ylabel="MCA on test images, mean over seeds")
         axes.legend(frameon=False, ncols=2)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+    return figure
 
 
 def _short(value: Any) -> Any:
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def _features(config: RunConfig, prepared: PreparedData, reporter: Reporter) -> npt.NDArray[np.float32]:
+def frozen_features(config: RunConfig, prepared: PreparedData, reporter: Reporter) -> npt.NDArray[np.float32]:
+    """Features [N, W] of all images of a set, by the frozen network of the configuration."""
     import torch
 
     weights = read_weights(config.backbone, config.pretrained, config.weights)
@@ -272,9 +271,11 @@ def _choose(
         [str(row) for row in pool],
         probs,
         np.bincount(labels, minlength=probs.shape[1]),
-        aligned=aligned,
+        other=aligned,
         features=features[list(pool)],
         labeled_features=own,
+        groups=[groups[row] for row in pool],
+        labeled_groups={groups[row] for row in labeled},
         seed=seed,
     )
     shown, _ = interleave(rank(order, described), audit_order([f"{seed} {name}" for name in described.names]))

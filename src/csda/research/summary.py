@@ -49,6 +49,11 @@ Against = dict[tuple[str, str, str, str], Line]
 """Lines of gaps.csv by row, reference, budget and split."""
 
 
+def list_columns(experiment: Experiment) -> tuple[str, ...]:
+    """The columns of summary.csv; where rows have presets of their own, these are one of them."""
+    return ("method", "preset", *COLUMNS[1:]) if experiment.presets else COLUMNS
+
+
 def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
     """Mean and spread over seeds of each row, budget and split that has a run."""
     lines = []
@@ -64,23 +69,45 @@ def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str,
 
 
 def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
-    """Every row against the first, and csda against every other: at each budget and over all of them, on each split and
-    over all of them."""
-    names = [row.name for row in experiment.rows]
-    pairs = [(name, names[0]) for name in names[1:]]
-    if "csda" in names[1:]:
-        pairs += [("csda", name) for name in names[1:] if name != "csda"]
+    """Every row against the first, and csda and the linear probe against every other of their preset: at each budget
+    and over all of them, on each split and over all of them."""
     papers = {row.name: row.paper for row in experiment.rows}
     lines = []
-    for title, reference in pairs:
-        for labels, budgets in _each_and_all(experiment.labels):
-            for split, splits in _each_and_all(list(experiment.splits)):
-                gaps = compare(results, title, reference, budgets, splits)
-                if gaps is not None:
-                    line = {"method": title, "reference": reference, "labels": labels, "split": split}
-                    theirs = _compare_papers(papers[title], papers[reference], budgets) if len(splits) == 1 else {}
-                    lines.append(line | gaps | theirs)
+    for title, reference in _pair_rows(experiment):
+        for labels, split, budgets in _list_comparisons(experiment):
+            gaps = compare(results, title, reference, budgets)
+            if gaps is not None:
+                line = {"method": title, "reference": reference, "labels": labels, "split": split}
+                alone = next(iter(budgets.values())) if len(budgets) == 1 else None
+                theirs = _compare_papers(papers[title], papers[reference], alone) if alone else {}
+                lines.append(line | gaps | theirs)
     return lines
+
+
+def _pair_rows(experiment: Experiment) -> list[tuple[str, str]]:
+    """Which rows are compared, the second of each two being the reference."""
+    first, *others = experiment.rows
+    pairs = [(row.name, first.name) for row in others]
+    for own in others:
+        alike = [row.name for row in others if row is not own and row.preset == own.preset]
+        if own.method == "csda" and not own.title:
+            pairs += [(own.name, name) for name in alike]
+        elif own.method == "linear-probe" and not own.title:
+            pairs += [(name, own.name) for name in alike]
+    return list(dict.fromkeys(pairs))
+
+
+def _list_comparisons(experiment: Experiment) -> list[tuple[str, str, dict[str, Sequence[str]]]]:
+    """What labels and split are called, and the budgets of each split that is meant."""
+    if experiment.cases:
+        cases: dict[str, Sequence[str]] = {split: [labels] for split, labels in experiment.cases.items()}
+        each = [(own[0], split, {split: own}) for split, own in cases.items()]
+        return [*each, ("all", "all", cases)]
+    return [
+        (labels, split, dict.fromkeys(splits, budgets))
+        for labels, budgets in _each_and_all(experiment.labels)
+        for split, splits in _each_and_all(list(experiment.splits))
+    ]
 
 
 def _each_and_all(names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
@@ -101,19 +128,19 @@ def _compare_papers(
 
 
 def compare(
-    results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], splits: Sequence[str]
+    results: Sequence[Line], title: str, reference: str, budgets: Mapping[str, Sequence[str]]
 ) -> dict[str, Any] | None:
     """Mean paired differences to a reference: of the test figures, of MCA where both are divided by the class
     frequencies, and of the steadier figures on validation.
 
-    On one split they are paired by seed, over the seeds that both have at all budgets. Of several splits each gives the
-    mean of its seeds, and all must be there; `seeds` then counts splits. From two on there are 95 % bootstrap
-    intervals.
+    `budgets` are those of each split. On one split they are paired by seed, over the seeds that both have at all
+    budgets. Of several splits each gives the mean of its seeds, and all must be there; `seeds` then counts splits. From
+    two on there are 95 % bootstrap intervals.
     """
-    shared = [_pair(results, title, reference, budgets, split) for split in splits]
+    shared = [_pair(results, title, reference, own, split) for split, own in budgets.items()]
     if not all(shared):
         return None
-    units = shared[0] if len(splits) == 1 else [[pair for pairs in seeds for pair in pairs] for seeds in shared]
+    units = shared[0] if len(shared) == 1 else [[pair for pairs in seeds for pair in pairs] for seeds in shared]
     gaps: dict[str, Any] = {"seeds": len(units)}
     for figure, (column, _) in COMPARED.items():
         if any(run.get(column) is None for pairs in units for pair in pairs for run in pair):
@@ -195,7 +222,11 @@ def format_page(
             cells += [_numbers(known), _paper_points(gap)]
         rows.append([*cells, ", ".join(sorted({_short(run["commit"]) for run in runs}))])
     lines += [*_table(titles, rows), ""]
-    lines += [*_format_csda(gaps, reference), *_format_budgets(experiment, summary, against)]
+    lines += [
+        *_format_csda(gaps, reference),
+        *_format_probe(gaps, reference),
+        *_format_budgets(experiment, summary, against),
+    ]
     lines += [*_format_splits(reference, against), *_format_findings(experiment, results), *_format_missing(missing)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -210,9 +241,19 @@ def _format_csda(gaps: Sequence[Line], reference: str) -> list[str]:
     return _section("csda against the others", ["against", "labels", "split", "seeds", "ΔAUC", "ΔMCA"], rows)
 
 
+def _format_probe(gaps: Sequence[Line], reference: str) -> list[str]:
+    """A section with the differences to the linear probe, where it is not the first row."""
+    rows = [
+        [gap["method"], gap["labels"], gap["split"], str(gap["seeds"]), *_points(gap)]
+        for gap in gaps
+        if gap["reference"].startswith("linear-probe") and gap["reference"] != reference
+    ]
+    return _section("Against the linear probe", ["method", "labels", "split", "seeds", "ΔAUC", "ΔMCA"], rows)
+
+
 def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Against) -> list[str]:
     """A section with the means over all budgets of the rows that have them all."""
-    if len(experiment.labels) == 1:
+    if len(experiment.labels) < 2:
         return []
     reference = experiment.rows[0].name
     titles = ["method", "split", "AUC", "MCA", "paired seeds", *_HEADINGS]

@@ -50,7 +50,8 @@ class Advisor:
 
     @property
     def can_refresh(self) -> bool:
-        return self._session.features is not None
+        """Whether features are there, and the orders that come with them."""
+        return self.progress == 1.0
 
     @property
     def has_attention(self) -> bool:
@@ -87,7 +88,7 @@ class Advisor:
 
     def refresh(self) -> int:
         """Learn from the labels so far and order again; how many they are."""
-        from csda.review.learning import learn, leave_out
+        from csda.review.learning import align, learn, leave_out
 
         session = self._session
         if session.features is None:
@@ -101,12 +102,14 @@ class Advisor:
             left_out = leave_out(learned, session.features[positions], labels, groups)
             own = learned.predict(session.features)
             # The model of a run is asked before the probe, of all that it was not trained on.
-            probs = own if self._run is None or said is None else said.probs.copy()
-            aligned = None if self._run is None or said is None else said.aligned
+            if self._run is None or said is None:
+                probs, aligned, second = own, align(left_out, labels, own), None
+            else:
+                probs, aligned, second = said.probs.copy(), said.aligned, own
             probs[session.given] = np.nan
             known = session.given[positions]
             probs[positions[known]] = left_out[known]
-            said = Said(probs, aligned)
+            said = Said(probs, aligned, second)
         session.tell(said)
         return len(positions)
 

@@ -113,16 +113,7 @@ def leave_out(
     values, num_classes = standardize(features, learned.mean, learned.scale), len(learned.probe.bias)
     from sklearn.linear_model import LogisticRegression
 
-    numbers: dict[object, int] = {}
-    members = np.array(
-        [
-            numbers.setdefault(place if groups is None or groups[place] is None else groups[place], len(numbers))
-            for place in range(len(values))
-        ]
-    )
-    # A label that few have is spread as a class is.
-    strata = labels if labels.ndim == 1 else np.where(labels.any(axis=1), labels.argmax(axis=1) + 1, 0)
-    folds = assign_folds(strata, members, np.random.default_rng(seed))
+    folds = assign_folds(labels, groups, np.random.default_rng(seed))
     if values.shape[0] < values.shape[1]:
         left, lengths, _ = np.linalg.svd(values, full_matrices=False)
         values = left * lengths

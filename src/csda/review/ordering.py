@@ -7,7 +7,7 @@ a label in a multi-label set; `features` [N, W] are those of a frozen network.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,9 @@ SPREAD = 1000
 
 ORDERS = {
     "suspicious": "given labels that the prediction contradicts most",
-    "mix": "uncertain ones that differ from each other and from what is labeled",
+    "mix": "at the borders of all classes in turn, of groups without a label first",
     "uncertainty": "least certain first",
-    "disagreement": "where alignment changes the prediction most",
+    "disagreement": "where alignment, or a second model, changes the prediction most",
     "rare": "rare classes first",
     "diversity": "far from all that is labeled",
     "confidence": "most certain first",
@@ -41,30 +41,30 @@ ORDERS = {
 """Names of the orders, and what each puts first."""
 
 DEFAULTS = ("suspicious", "uncertainty", "diversity", "random")
-"""What a list begins with: the first of these that what is known allows. Of the orders by predictions this one is
-furthest ahead of random order in MCA in results/review; what to begin with before any label was not measured."""
-
-CANDIDATES = 500
-"""So many of the least certain images are spread by the mix."""
+"""What a list begins with: the first of these that what is known allows. How far it is ahead of random order is said in
+results/review; what to begin with before any label was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """What is known of the images to choose from.
 
-    `aligned` are the probabilities after alignment, `counts` [n] the labels that each class has so far, and
-    `labeled_features` [M, W] the features of the images with a label. `given` are the labels that images came with, [N]
-    or 0/1 [N, n], and `probs` then are by models that had not seen them. What is not known is None.
+    `other` are the probabilities after alignment, or those of a second model, `counts` [n] the labels that each class
+    has so far, and `labeled_features` [M, W] the features of those with a label. `given` are the labels that images
+    came with, [N] or 0/1 [N, n], and `probs` then are by models that had not seen them. `groups` are those of images (a
+    patient, a lesion), and `labeled_groups` those of the images with a label. What is not known is None.
     """
 
     names: Sequence[str]
     probs: Array | None
     counts: Array
     multi_label: bool = False
-    aligned: Array | None = None
+    other: Array | None = None
     features: Array | None = None
     labeled_features: Array | None = None
     given: Array | None = None
+    groups: Sequence[str | None] | None = None
+    labeled_groups: Collection[str | None] = ()
     seed: int = 0
 
     def orders(self) -> list[str]:
@@ -73,8 +73,8 @@ class Pool:
         if self.given is not None and self.probs is not None:
             known.add("suspicious")
         elif self.probs is not None:
-            known |= {"uncertainty", "rare", "confidence"} | ({"mix"} if self.features is not None else set())
-            if self.aligned is not None:
+            known |= {"mix", "uncertainty", "rare", "confidence"}
+            if self.other is not None:
                 known.add("disagreement")
         if self.features is not None:
             known.add("diversity")
@@ -93,10 +93,9 @@ def rank(order: str, pool: Pool) -> Positions:
         assert pool.features is not None
         return spread(pool.features, pool.labeled_features, first=int(drawn[0]) if count else 0)
     if order == "mix":
-        assert pool.features is not None
-        ranked = rank("uncertainty", pool)
-        few = ranked[:CANDIDATES]
-        return np.concatenate([few[spread(pool.features[few], pool.labeled_features)], ranked[CANDIDATES:]])
+        assert pool.probs is not None
+        turns = take_turns(closeness(pool.probs, multi_label=pool.multi_label)[drawn])
+        return drawn[turns] if pool.groups is None else _new_groups_first(drawn[turns], pool)
     scores = score(order, pool)
     return drawn[np.argsort(-scores[drawn], kind="stable")]
 
@@ -114,8 +113,8 @@ def score(order: str, pool: Pool) -> Floats:
     if order == "rare":
         return rarity(pool.probs, pool.counts)
     assert order == "disagreement"
-    assert pool.aligned is not None
-    return disagreement(pool.probs, pool.aligned)
+    assert pool.other is not None
+    return disagreement(pool.probs, pool.other)
 
 
 def uncertainty(probs: Array, *, multi_label: bool = False) -> Floats:
@@ -130,9 +129,49 @@ def uncertainty(probs: Array, *, multi_label: bool = False) -> Floats:
     return np.asarray(1 - (first - second))
 
 
-def disagreement(probs: Array, aligned: Array) -> Floats:
+def closeness(probs: Array, *, multi_label: bool = False) -> Floats:
+    """How near each image is to the border of each class [N, n]: 0 where the class and the best other are equally
+    probable, and less by the logarithm of their ratio."""
+    probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-9, 1.0)
+    if multi_label:
+        return np.asarray(-np.abs(np.log(probs) - np.log(np.maximum(1 - probs, 1e-9))))
+    largest = probs.argmax(axis=1)
+    second, first = np.partition(probs, -2, axis=1)[:, -2:].T
+    others = np.repeat(first[:, None], probs.shape[1], axis=1)
+    others[np.arange(len(probs)), largest] = second
+    return np.asarray(-np.abs(np.log(probs) - np.log(others)))
+
+
+def take_turns(scores: Array) -> Positions:
+    """Positions in an order in which the columns of scores [N, n] take turns: each takes the best that is left."""
+    orders = [iter(column) for column in np.argsort(-scores, axis=0, kind="stable").T.tolist()]
+    taken = np.zeros(len(scores), dtype=bool)
+    turns: list[int] = []
+    while len(turns) < len(scores):
+        for order in orders:
+            chosen = next((place for place in order if not taken[place]), None)
+            if chosen is not None:
+                taken[chosen] = True
+                turns.append(chosen)
+    return np.array(turns, dtype=np.intp)
+
+
+def _new_groups_first(ranked: Positions, pool: Pool) -> Positions:
+    """The same order, with the first image of each group that has no label before all others."""
+    assert pool.groups is not None
+    seen = set(pool.labeled_groups)
+    first: list[int] = []
+    others: list[int] = []
+    for place in ranked.tolist():
+        group = pool.groups[place]
+        (others if group is not None and group in seen else first).append(place)
+        seen.add(group)
+    return np.array(first + others, dtype=np.intp)
+
+
+def disagreement(probs: Array, other: Array) -> Floats:
     """Total variation between two predictions [N]: from 0 where they are the same to 1."""
-    return np.asarray(np.abs(np.asarray(probs, dtype=np.float64) - aligned).sum(axis=1) / 2)
+    return np.asarray(np.abs(np.asarray(probs, dtype=np.float64) - other).sum(axis=1) / 2)
 
 
 def rarity(probs: Array, counts: Array) -> Floats:

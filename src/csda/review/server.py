@@ -213,7 +213,7 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
             predicts=session.said is not None,
             can_predict=advisor.can_predict,
             can_refresh=advisor.can_refresh,
-            has_features=session.features is not None,
+            has_features=advisor.can_refresh,
             has_attention=advisor.has_attention,
             key=key,
         )

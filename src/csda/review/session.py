@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from csda.data.records import Dataset, Record, encode_labels
 from csda.data.reviewed import REVIEW_FILE, read_review
 from csda.data.splits import label_text, parse_label
 from csda.errors import ConfigError, DataError, explained
-from csda.metrics import decide, wilson_interval
+from csda.metrics import decide, predict, wilson_interval
 from csda.review import ordering
 from csda.review.ordering import Pool
 from csda.runs import Run, write_whole
@@ -44,10 +44,17 @@ MOST_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a model says of images: probabilities [N, n], and those after alignment where there is any."""
+    """What a model says of images: probabilities [N, n], those after alignment where there is any, and those of a
+    second model."""
 
     probs: Floats
     aligned: Floats | None = None
+    second: Floats | None = None
+
+    @property
+    def other(self) -> Floats | None:
+        """What to measure disagreement by."""
+        return self.second if self.aligned is None else self.aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,7 @@ class Session:
             self.confidence = certain
         counts = self._counts()
         labeled = None if self.features is None else self.features[self.given | (self.state == 1)]
+        groups = {self.records[number].group for number in np.flatnonzero(self.given | (self.state == 1))}
         listings = {}
         for name in LISTS:
             (numbers,) = np.nonzero(self.given == (name == "given"))
@@ -147,12 +155,14 @@ class Session:
                 None if said is None or self._unsaid(name, said.probs[numbers]) else said.probs[numbers],
                 counts,
                 self.multi_label,
-                None if said is None or said.aligned is None or name == "given" else said.aligned[numbers],
+                None if said is None or said.other is None or name == "given" else said.other[numbers],
                 None if self.features is None or name == "given" else self.features[numbers],
                 labeled,
                 encode_labels([self.records[number].label for number in numbers], len(self.classes), self.multi_label)
                 if name == "given"
                 else None,
+                [self.records[number].group for number in numbers],
+                groups,
             )
             listings[name] = Listing(numbers, pool)
         self.listings = listings
@@ -239,8 +249,8 @@ class Session:
 
     def _is_predicted(self, position: int) -> npt.NDArray[np.bool_]:
         assert self.said is not None
-        probs = self.said.probs
-        return np.asarray(probs[:, position] >= 0.5 if self.multi_label else probs.argmax(axis=1) == position)
+        found = predict(self.said.probs, self.multi_label)
+        return np.asarray(found[:, position] == 1 if self.multi_label else found == position)
 
     def label_texts(self, number: int) -> dict[str, str | None]:
         """The label that was given, the one that was decided, and what the model says."""
@@ -376,7 +386,7 @@ def open_run(folder: Path, who: str | None = None) -> Session:
         raise DataError(f"{run.settings.data}: not the classes of {folder}; name the data that the run was trained on")
     by_id = {record.id: record for record in dataset.records}
     index = {name: position for position, name in enumerate(run.classes)}
-    pseudo_labels = run.pseudo_labels
+    pseudo_labels, unknown = run.pseudo_labels, np.full(len(run.classes), np.nan)
     records, given, probs = [], [], []
     for row in run.split:
         if row.split not in ("labeled", "unlabeled"):
@@ -389,9 +399,9 @@ def open_run(folder: Path, who: str | None = None) -> Session:
             else None
         )
         # What the source knows of an unlabeled image stays unknown here.
-        records.append(replace(by_id[row.id], label=label, part=None))
+        records.append(Record(row.id, by_id[row.id].path, label, by_id[row.id].group))
         given.append(row.split == "labeled")
-        probs.append(pseudo_labels.get(row.id, np.full(len(run.classes), np.nan)))
+        probs.append(pseudo_labels.get(row.id, unknown))
     said = None
     if pseudo_labels:
         values = np.stack(probs)

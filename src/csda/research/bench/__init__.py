@@ -4,7 +4,7 @@ docs/explanation/benchmarks.md says how each figure is measured.
 """
 
 from csda.research.bench.decoding import bench_data
-from csda.research.bench.features import bench_features
+from csda.research.bench.extraction import bench_features
 from csda.research.bench.prediction import bench_predict
 from csda.research.bench.recipe import bench_recipe
 from csda.research.bench.scale import bench_scale

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from csda.config import Setting, Settings, explain_findings
 from csda.data import recognise
@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 class Row(Settings):
     """A line of the table: a method with settings, under a title; `paper` maps a budget to the paper's AUC and MCA.
 
-    `labels` are the row's own budgets, where it has fewer than the table; `preset` is its own, too.
+    `labels` are the row's own budgets, where it has fewer than the table; `preset` is its own, too, and a row without
+    a title is called after it.
     """
 
     method: str
@@ -30,7 +31,7 @@ class Row(Settings):
 
     @property
     def name(self) -> str:
-        return self.title or self.method
+        return self.title or (f"{self.method}, {self.preset}" if self.preset else self.method)
 
 
 class Variant(Settings):
@@ -45,29 +46,51 @@ class Variant(Settings):
 class Experiment(Settings):
     """What a TOML file of this folder holds.
 
-    `splits` are settings by a name; a `split` among them is a file or folder inside that of the data. `on` has a
-    variant for a source by its name; the tables of a variant are called after it. A `figure` names the picture that is
-    made of these runs, the paper's or our own; others get one by their shape.
+    `splits` are settings by a name; a `split` among them is a file or folder inside that of the data. Each of them may
+    be a case of its own, with its `data`, a set inside the folder that `--data` names, and its number of `labels`. `on`
+    has a variant for a source by its name; the tables of a variant are called after it. A `figure` names the picture
+    that is made of these runs, the paper's or our own; others get one by their shape.
     """
 
     title: str
     note: str = ""
     data: str = "synthetic"
     preset: str | None = None
-    labels: list[str]
+    labels: list[str] = Field(default_factory=list)
     seeds: list[int]
-    splits: dict[str, dict[str, Setting]] = Field({"random": {}})
+    splits: dict[str, dict[str, Setting]] = Field({"random": {}}, validate_default=True)
     settings: dict[str, Any] = Field(default_factory=dict)
     figure: Literal["confusion", "temperature", "examples", "epochs"] | None = None
     rows: list[Row]
     on: dict[str, Variant] = Field(default_factory=dict)
 
+    @field_validator("splits")
+    @classmethod
+    def _have_labels(cls, splits: dict[str, dict[str, Setting]], info: ValidationInfo) -> dict[str, dict[str, Setting]]:
+        expected = 0 if info.data.get("labels") else len(splits)
+        if sum("labels" in settings for settings in splits.values()) != expected:
+            raise ValueError("is unclear; give labels once for all splits, or in each of them")
+        return splits
+
     @property
     def places(self) -> list[tuple[Row, str, str]]:
         """Every row at each of its budgets on each split, in the order of the tables."""
+        if not self.labels:
+            return [(row, labels, split) for row in self.rows for split, labels in self.cases.items()]
         return [
             (row, labels, split) for row in self.rows for labels in row.labels or self.labels for split in self.splits
         ]
+
+    @property
+    def cases(self) -> dict[str, str]:
+        """The labels of each split, where these are its own."""
+        return {name: str(settings["labels"]) for name, settings in self.splits.items() if "labels" in settings}
+
+    @property
+    def presets(self) -> dict[str, str | None]:
+        """The preset of each row by its name, where a row has its own."""
+        own = any(row.preset for row in self.rows)
+        return {row.name: row.preset or self.preset for row in self.rows} if own else {}
 
 
 def read_experiment(name: str) -> tuple[str, Experiment]:

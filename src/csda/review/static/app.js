@@ -206,6 +206,7 @@ function drawCard(position) {
   card.classList.toggle("audit", item.audit);
   card.classList.toggle("pending", Boolean(item.pending));
   card.setAttribute("aria-label", describe(item));
+  card.title = describe(item);
   card.setAttribute("aria-selected", page.chosen.has(item.number) ? "true" : "false");
   card.tabIndex = position === page.at ? 0 : -1;
   card.classList.toggle("here", position === page.at);
@@ -213,7 +214,11 @@ function drawCard(position) {
   const text = card.querySelector(".text");
   if (item.state === "labeled") text.replaceChildren(element("b", {}, item.label ?? ""));
   else if (item.state !== "open") text.replaceChildren(element("i", {}, words[item.state]));
-  else if (item.given) text.replaceChildren(element("span", {}, item.given));
+  else if (item.given) {
+    const contradicts = item.predicted && item.predicted !== item.given;
+    const says = contradicts ? element("small", { class: "contrary" }, `${item.predicted} ${percent(item.confidence ?? 0)}?`) : null;
+    text.replaceChildren(element("span", { class: "pair" }, element("span", {}, item.given), says));
+  }
   else if (item.predicted) text.replaceChildren(element("span", {}, item.predicted), element("small", {}, percent(item.confidence ?? 0)));
   else text.replaceChildren(element("small", {}, item.name.split("/").pop()));
 }
@@ -531,6 +536,17 @@ function enlarge(wanted = !document.body.classList.contains("large")) {
   viewer.reset();
 }
 
+function adjust() {
+  $("sliders").hidden = !$("sliders").hidden;
+  $("adjust").setAttribute("aria-expanded", $("sliders").hidden ? "false" : "true");
+  if (!$("sliders").hidden) $($("window").hidden ? "brightness" : "low").focus();
+}
+
+function openOtherList() {
+  const other = page.list === "given" ? "unlabeled" : "given";
+  if (page.about.counts[other]) openList(other);
+}
+
 function openOnPhone(wanted) {
   document.body.classList.toggle("one", wanted);
   if (!wanted) $("grid").children[page.at]?.focus();
@@ -557,7 +573,8 @@ function press(event) {
   const where = event.target;
   if (where.closest("select, textarea, input")) {
     if (event.key === "Escape") where.blur();
-    return;
+    // A slider keeps its arrows; letters and digits mean the same as elsewhere.
+    if (where.type !== "range" || event.key.length > 1) return;
   }
   const digit = /^(?:Digit|Numpad)([0-9])$/.exec(event.code)?.[1] ?? (/^[0-9]$/.test(event.key) ? event.key : null);
   if (digit !== null) {
@@ -584,6 +601,8 @@ function press(event) {
     p: () => previousPage(),
     z: () => enlarge(),
     g: look,
+    b: adjust,
+    l: openOtherList,
     r: refresh,
     "+": () => viewer.zoomBy(1.25),
     "=": () => viewer.zoomBy(1.25),
@@ -648,10 +667,8 @@ function listen() {
     close: () => openOnPhone(false),
     more: () => $("more").setAttribute("aria-expanded", $("filters").classList.toggle("open") ? "true" : "false"),
     help: () => $("keys").showModal(),
-    adjust: () => {
-      $("sliders").hidden = !$("sliders").hidden;
-      $("adjust").setAttribute("aria-expanded", $("sliders").hidden ? "false" : "true");
-    },
+    adjust,
+    "undo-here": undo,
   };
   for (const [id, action] of Object.entries(clicks)) $(id).addEventListener("click", () => action());
   let inside = 0;

@@ -29,11 +29,15 @@ export function makeClasses(about, choose) {
 
 // Probabilities, and what is chosen: a set of positions.
 export function showClasses(about, details, chosen, suggested) {
+  $("legend").hidden = details?.aligned == null;
   for (const button of $("classes").children) {
     const position = Number(button.dataset.position);
     const share = details?.probs?.[position];
     const aligned = details?.aligned?.[position];
-    button.querySelector(".share").textContent = share == null ? "" : percent(share);
+    button.querySelector(".share").replaceChildren(
+      share == null ? "" : percent(share),
+      aligned == null ? "" : element("small", {}, ` → ${percent(aligned)}`),
+    );
     button.querySelector(".bar i").style.width = share == null ? "0" : `${100 * share}%`;
     const mark = button.querySelector(".bar b");
     mark.hidden = aligned == null;

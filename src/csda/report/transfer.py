@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from csda import metrics
-from csda.calibration import estimate_frequencies, measure, shift_frequencies
+from csda.calibration import estimate_frequencies, measure
 from csda.data.splits import label_text
 from csda.errors import explained
 from csda.report.tables import Array, Estimate, Scores, count_classes, count_images, score_images, terse, title_table
@@ -91,8 +91,8 @@ def measure_external(
     trained = np.array(frequencies["trained on"])
     estimated = estimate_frequencies(calibrated, trained, multi_label=multi_label)
     frequencies["estimated"] = tuple(estimated.tolist())
-    adjusted = shift_frequencies(calibrated, trained, np.array(frequencies["here"]), multi_label=multi_label)
-    guessed = shift_frequencies(calibrated, trained, estimated, multi_label=multi_label)
+    adjusted = metrics.shift_frequencies(calibrated, trained, np.array(frequencies["here"]), multi_label=multi_label)
+    guessed = metrics.shift_frequencies(calibrated, trained, estimated, multi_label=multi_label)
     own_probs, own_labels = run.predictions.part("test")
     views = [
         Shift("the run's own test images", _accuracy(own_probs, own_labels), _mca(own_probs, own_labels)),

@@ -1,4 +1,4 @@
-"""Transposed convolutions with channels padded to a multiple of eight."""
+"""Layers whose channels are padded to a multiple of eight."""
 
 from __future__ import annotations
 
@@ -19,6 +19,25 @@ class PaddedConvTranspose2d(nn.ConvTranspose2d):
         weight, bias = F.pad(self.weight, (0, 0, 0, 0, 0, missing)), F.pad(self.bias, (0, missing))
         stride, padding = self.stride, self.padding
         return F.conv_transpose2d(values, weight, bias, stride, padding)[:, : self.out_channels]  # type: ignore[arg-type]
+
+
+class PaddedLinear(nn.Linear):
+    """`nn.Linear` computed with further outputs of zeros."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        missing = -self.out_features % MULTIPLE
+        weight, bias = F.pad(self.weight, (0, 0, 0, missing)), F.pad(self.bias, (0, missing))
+        return F.linear(values, weight, bias)[:, : self.out_features]
+
+
+def pad_outputs(head: nn.Sequential) -> None:
+    """Replace the last layer of a head if its outputs are no multiple of eight; its weights stay."""
+    layer = head[-1]
+    if type(layer) is nn.Linear and layer.out_features % MULTIPLE:
+        with torch.device("meta"):
+            made = PaddedLinear(layer.in_features, layer.out_features)
+        made.weight, made.bias = layer.weight, layer.bias
+        head[-1] = made
 
 
 def pad_channels(method: nn.Module) -> None:

@@ -1,0 +1,106 @@
+"""Samples given from Python with their labels beside them: images, files or feature vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from csda.data.decode import Aspect, fit_array, is_grey
+from csda.data.records import Dataset, Pixels, Record
+from csda.errors import DataError
+
+Array = npt.NDArray[Any]
+
+SOURCE = "arrays"
+"""What `data` and `source` of a run are called whose samples were given from Python."""
+
+CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Images [N, H, W, C], feature vectors [N, W] as float32, or files, and for each its class, None where unknown."""
+
+    values: Array | tuple[Path, ...]
+    classes: tuple[str, ...]
+    labels: tuple[int | None, ...]
+
+    @property
+    def vectors(self) -> npt.NDArray[np.float32] | None:
+        return self.values if isinstance(self.values, np.ndarray) and self.values.ndim == 2 else None
+
+    def as_dataset(self, aspect: Aspect) -> Dataset:
+        """The set that a training divides. Images are made square as `aspect` says; vectors have none."""
+        if not isinstance(self.values, np.ndarray):
+            records = [Record(str(path), path, label) for path, label in zip(self.values, self.labels, strict=True)]
+            return Dataset(SOURCE, self.classes, tuple(records))
+        values, vectors = self.values, self.vectors
+        channels = 3 if vectors is None and values.shape[-1] > 1 and not all(map(is_grey, values[..., :3])) else 1
+
+        def draw(positions: Sequence[int], size: int) -> Pixels:
+            if vectors is not None:
+                return np.zeros((len(positions), 1, 1, 1), np.uint8)
+            return np.stack([fit_array(values[position], size, channels, aspect) for position in positions])
+
+        content = blake2b(f"{values.dtype} {values.shape} {aspect}".encode(), digest_size=16)
+        content.update(np.ascontiguousarray(values).data)
+        records = [Record(str(position), None, label) for position, label in enumerate(self.labels)]
+        return Dataset(SOURCE, self.classes, tuple(records), draw=draw, drawn_with=content.hexdigest())
+
+
+def take_samples(X: Any, y: Any) -> Samples:
+    """What `fit(X, y)` of `CSDAClassifier` takes, as samples: `y` is −1 where there is no label."""
+    labels = np.asarray(y)
+    if labels.ndim != 1:
+        raise DataError(f"y has the shape {list(labels.shape)}; give one label for each sample, -1 where there is none")
+    values = _take_values(X)
+    if len(values) != len(labels):
+        raise DataError(f"X has {len(values)} samples and y has {len(labels)} labels; give one for each")
+    missing = unlabeled(labels)
+    if missing.all():
+        raise DataError("y has no label, only -1; label some samples")
+    classes, targets = np.unique(labels[~missing], return_inverse=True)
+    known = iter(targets.tolist())
+    return Samples(values, tuple(map(str, classes)), tuple(None if gone else next(known) for gone in missing))
+
+
+def are_images(X: Any) -> bool:
+    """Whether samples are paths, or an array [N, H, W, C]."""
+    if isinstance(X, np.ndarray) and X.dtype.kind not in "OUS":
+        return X.ndim == 4
+    return isinstance(X, Sequence | np.ndarray) and len(X) > 0 and all(isinstance(each, str | Path) for each in X)
+
+
+def unlabeled(labels: Array) -> npt.NDArray[np.bool_]:
+    """Where labels are −1; among texts, in an array of objects, the number."""
+    if labels.dtype.kind == "O":
+        return np.array([isinstance(label, int | np.integer) and label == -1 for label in labels], dtype=bool)
+    return np.asarray(labels == -1) if labels.dtype.kind in "iuf" else np.zeros(len(labels), dtype=bool)
+
+
+def _take_values(X: Any) -> Array | tuple[Path, ...]:
+    if are_images(X):
+        if not isinstance(X, np.ndarray) or X.dtype.kind in "OUS":
+            paths = tuple(Path(each) for each in X)
+            if len(set(paths)) < len(paths):
+                twice = next(path for position, path in enumerate(paths) if path in paths[:position])
+                raise DataError(f"{twice}: named twice in X; name each file once")
+            return paths
+        if X.shape[-1] not in CHANNELS:
+            raise DataError(f"X has the shape {list(X.shape)}; give images [N, H, W, C] with C of 1, 3 or 4")
+        return X
+    try:
+        vectors = np.ascontiguousarray(X, dtype=np.float32)
+    except (TypeError, ValueError):
+        vectors = np.empty(0, np.float32)
+    if vectors.ndim != 2 or not vectors.size:
+        raise DataError("X is neither images [N, H, W, C], nor paths, nor feature vectors [N, W]; give one of these")
+    if not np.isfinite(vectors).all():
+        raise DataError("X has features that are not finite; leave these samples out, or fill them in")
+    return vectors
