@@ -1,4 +1,4 @@
-"""What all tests share: caches in the test's own folder, one thread each, since tests run side by side, and a run."""
+"""What all tests share: caches in the folder of the test or of the session, one thread each, and a run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ import pytest
 import torch
 
 from csda.runs import Run
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For what is made once for several tests."""
+    folder = tmp_path_factory.mktemp("caches")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CSDA_CACHE", str(folder / "csda"))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import shutil
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,11 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
+def _cache() -> dict[str, str]:
+    """That of this test: the server of forks has that of the test which started it."""
+    return {"CSDA_CACHE": os.environ["CSDA_CACHE"]}
+
+
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
@@ -81,7 +88,7 @@ def _train(
 ) -> None:
     """Train all cases in so many processes; 0 is one that nobody told of others."""
     port = _free_port()
-    environments = [_environment(rank, size, port) for rank in range(size)] or [{}]
+    environments = [_cache() | _environment(rank, size, port) for rank in range(size)] or [_cache()]
     given = images, out, cases
     processes = [PROCESSES.Process(target=train_all, args=(*given, each, double, nudge)) for each in environments]
     for process in processes:
@@ -138,9 +145,10 @@ def test_what_separates_one_process_from_two_is_rounding(tiny_images: Path, tmp_
 def _train_apart(folder: Path) -> list[str]:
     """What two processes say, each of which has images of its own under the same path."""
     port = _free_port()
+    environments = [_cache() | _environment(rank, 2, port) for rank in range(2)]
     processes = [
-        PROCESSES.Process(target=train_in, args=(folder / str(rank), folder / "run", _environment(rank, 2, port)))
-        for rank in range(2)
+        PROCESSES.Process(target=train_in, args=(folder / str(rank), folder / "run", each))
+        for rank, each in enumerate(environments)
     ]
     for process in processes:
         process.start()
@@ -187,7 +195,11 @@ def test_an_error_is_reported_as_what_it_is(error: RuntimeError, gone: bool) -> 
 
 def _torchrun(*command: str) -> subprocess.CompletedProcess[str]:
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run([*run, *command], capture_output=True, text=True, timeout=120, check=False)
+    with TemporaryDirectory() as folder:  # for the logs that torchrun leaves
+        environment = os.environ | {"TMPDIR": folder}
+        return subprocess.run(
+            [*run, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
 
 
 def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tiny_images: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import signal
 import subprocess
@@ -28,6 +29,7 @@ SEED = 22
 
 def _train(images: Path, out: Path, settings: dict[str, Any]) -> None:
     BACKBONES["small"] = small
+    os.environ["CSDA_CACHE"] = str(out.parent / "cache")  # the server of forks has that of the test which started it
     train_tiny(images, out, resume=True, backbone="small", **settings)
 
 

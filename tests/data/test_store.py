@@ -535,13 +535,14 @@ def test_the_embedded_set(tmp_path: Path) -> None:
 
 
 LARGE = """
-import shutil, sys, zlib
+import os, shutil, sys, zlib
 from pathlib import Path
 import numpy as np
 from csda.data import cache, store
 from csda.data.records import Dataset, Record
 
 shutil.disk_usage = lambda folder: shutil._ntuple_diskusage(2**40, 0, 2**40)
+cache._reserve = os.truncate
 folder = Path(sys.argv[1])
 records = tuple(Record(f"image-{n:06d}", folder / f"part-{n % 7}/image-{n:06d}.png", n % 5) for n in range(200_000))
 dataset = Dataset("large", tuple("abcde"), records, root=folder)
@@ -567,6 +568,7 @@ def test_two_hundred_thousand_images_fit(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True, check=True)
     megabytes, torch_imported = result.stdout.split()
     assert int(megabytes) < 500
+    assert sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*")) < 20 << 20
     assert torch_imported == "False"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -120,12 +121,20 @@ def test_runs_side_by_side_are_the_same_as_one_after_the_other(tiny_images: Path
             assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes(), f"{one.folder.name} {name}"
 
 
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """For Ray's sockets, whose paths may have 107 characters, and for its logs, which it leaves."""
+    with TemporaryDirectory() as folder:
+        yield folder
+
+
 @pytest.mark.filterwarnings("ignore")  # what Ray says of itself
 def test_ray_goes_on_with_the_run_of_a_killed_worker(
-    tiny_images: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_images: Path, tiny_run: Run, short_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray", reason="Ray is an extra")
     monkeypatch.setenv("HOME", str(tmp_path))  # for the token that guards the local Ray
+    monkeypatch.setenv("RAY_TMPDIR", short_folder)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     # Ray's workers do not know where pytest looks for modules.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
