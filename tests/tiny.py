@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
+from csda.data.cache import digest
 from csda.methods import METHODS
 from csda.models.alexnet import Block
 from csda.models.encoder import Encoder
@@ -62,6 +63,15 @@ def make_images(folder: Path) -> Path:
             pixels = generator.normal(shade, 40, (32, 32, 3)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{number:02d}.png")
     return folder
+
+
+def plain(value: Any) -> Any:
+    """What a checkpoint holds, with a digest of each tensor, to be compared."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape, digest(np.ascontiguousarray(value.numpy()).tobytes())
+    if isinstance(value, dict):
+        return [(key, plain(each)) for key, each in value.items()]
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def train_tiny(

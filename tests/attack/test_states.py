@@ -8,14 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from csda import runs, trainer, training
 from csda.data.cache import digest
 from csda.runs import write_whole
-from tiny import train_tiny
+from tiny import plain, train_tiny
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "csda": {},
@@ -67,16 +66,8 @@ def _identify(files: Files) -> Files:
     found = {name: digest(content) for name, content in sorted(files.items())}
     if "checkpoint.pt" in files:
         state = torch.load(io.BytesIO(files["checkpoint.pt"]), weights_only=True)
-        found["checkpoint.pt"] = digest(repr(_plain(state)).encode())
+        found["checkpoint.pt"] = digest(repr(plain(state)).encode())
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.shape, digest(np.ascontiguousarray(value.numpy()).tobytes())
-    if isinstance(value, dict):
-        return [(key, _plain(each)) for key, each in value.items()]
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @pytest.mark.usefixtures("small_network")

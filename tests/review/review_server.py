@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import signal
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkContext, ForkServerContext
 from pathlib import Path
 
 from csda.review.server import serve
 from csda.review.session import open_folder, open_run
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["csda.review.server", "csda.review.session", "uvicorn", "torch", "pytest"])
+_FORKSERVER = multiprocessing.get_context("forkserver")
+_FORKSERVER.set_forkserver_preload(["csda.review.server", "csda.review.session", "uvicorn", "torch", "pytest"])
 
 
 def _serve(told: Connection, folder: Path, out: Path | None, classes: tuple[str, ...], port: int, cache: str) -> None:
@@ -24,14 +25,20 @@ def _serve(told: Connection, folder: Path, out: Path | None, classes: tuple[str,
 class Server:
     """Serves a run, or a folder with `out`, at one port, also after it was killed."""
 
-    def __init__(self, folder: Path, out: Path | None = None, classes: tuple[str, ...] = ()) -> None:
-        self.folder, self.out, self.classes, self.port = folder, out, classes, 0
+    def __init__(
+        self,
+        folder: Path,
+        out: Path | None = None,
+        classes: tuple[str, ...] = (),
+        processes: ForkContext | ForkServerContext = _FORKSERVER,
+    ) -> None:
+        self.folder, self.out, self.classes, self.port, self.processes = folder, out, classes, 0, processes
         self.start()
 
     def start(self) -> None:
-        told, tell = _CONTEXT.Pipe(duplex=False)
+        told, tell = self.processes.Pipe(duplex=False)
         words = (tell, self.folder, self.out, self.classes, self.port, os.environ["CSDA_CACHE"])
-        self.process = _CONTEXT.Process(target=_serve, args=words)
+        self.process = self.processes.Process(target=_serve, args=words)
         self.process.start()
         tell.close()
         self.address = str(told.recv()).partition("\n")[0]
