@@ -90,7 +90,7 @@ def test_a_network_of_timm_is_an_encoder(calls: list[bool]) -> None:
         (
             "keras:vgg",
             40,
-            "'keras:vgg' is unknown; choose one of alexnet, resnet18, efficientnet_lite0, mobilenet_v2, ",
+            "'keras:vgg' is unknown; choose one of alexnet, resnet18, efficientnet_lite0, efficientnet_lite1, ",
         ),
     ],
 )

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from csda.errors import ConfigError, is_out_of_memory
+from csda.models import efficientnet
 from csda.models.adapters import LIBRARIES, adapt, is_adapted
 from csda.models.alexnet import alexnet
 from csda.models.dropout import Dropout
-from csda.models.efficientnet import efficientnet_lite0
 from csda.models.encoder import Encoder
 from csda.models.mobilenet import mobilenet_v2
 
@@ -53,7 +53,7 @@ VECTORS = "vectors:"
 BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {
     "alexnet": alexnet,
     "resnet18": resnet18,
-    "efficientnet_lite0": efficientnet_lite0,
+    **{name: efficientnet.builder(name) for name in efficientnet.SCALES},
     "mobilenet_v2": mobilenet_v2,
 }
 

