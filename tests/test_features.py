@@ -68,6 +68,22 @@ def train_head(images: Path, out: Path, method: str = "csda", **changes: Any) ->
     return train_tiny(images, out, method=method, **(FROZEN | changes))
 
 
+def averages_of_stages(weights: dict[str, torch.Tensor], pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """Averages over the image of what the last convolutions of 40, 112 and 320 channels give, [N, 472]."""
+    encoder = build_encoder("efficientnet_lite0", pixels.shape[1], 3, 0.5).eval()
+    encoder.load_state_dict(weights)
+    seen: dict[int, torch.Tensor] = {}
+    for module_ in encoder.modules():
+        if isinstance(module_, torch.nn.Conv2d) and module_.groups == 1 and module_.in_channels in (40, 112, 320):
+            # What a block takes is what the one before it has given; of several the last one stays.
+            module_.register_forward_pre_hook(
+                lambda conv, given: seen.update({conv.in_channels: given[0].mean(dim=(2, 3))})
+            )
+    with torch.no_grad():
+        encoder(plain(torch.from_numpy(np.array(pixels))))
+    return torch.cat([seen[channels] for channels in (40, 112, 320)], dim=1).double().numpy()
+
+
 # The features themselves
 
 
@@ -77,11 +93,7 @@ def test_features_are_those_of_the_network_and_are_computed_once(
     config, data = prepare(tiny_images)
     reporter = Notes()
     found = open_features(config, data, weights, CPU, reporter, tmp_path / "cache")
-    encoder = build_encoder("efficientnet_lite0", 32, 3, 0.5).eval()
-    encoder.load_state_dict(weights)
-    with torch.no_grad():
-        expected = encoder(plain(torch.from_numpy(np.array(data.pixels))))
-    np.testing.assert_allclose(found.array, expected.numpy(), atol=1e-4)
+    np.testing.assert_allclose(found.array, averages_of_stages(weights, data.pixels), atol=1e-4)
     assert found.array.dtype == np.float32
     (note,) = reporter.notes
     assert note.startswith("No GPU: preset features, features of 62 images by efficientnet_lite0 at 32×32, about ")
@@ -91,6 +103,34 @@ def test_features_are_those_of_the_network_and_are_computed_once(
     again = Notes()
     assert (open_features(config, data, weights, CPU, again, tmp_path / "cache").array == found.array).all()
     assert again.notes == again.counted == []
+
+
+def test_features_before_the_classifier_are_those_of_the_whole_network(
+    tiny_images: Path, tmp_path: Path, weights: dict[str, torch.Tensor]
+) -> None:
+    config, data = prepare(tiny_images, feature_stages=0)
+    found = open_features(config, data, weights, CPU, Reporter(), tmp_path / "cache")
+    encoder = build_encoder("efficientnet_lite0", 32, 3, 0.5).eval()
+    encoder.load_state_dict(weights)
+    with torch.no_grad():
+        expected = encoder(plain(torch.from_numpy(np.array(data.pixels))))
+    np.testing.assert_allclose(found.array, expected.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("stages", [0, 1, 3, 9])
+def test_a_model_of_any_stages_predicts_from_images_what_its_training_did(
+    stages: int, tiny_images: Path, tmp_path: Path
+) -> None:
+    run = train_head(tiny_images, tmp_path / "run", "self-train", feature_stages=stages)
+    names, parts = run.predictions.ids, run.predictions.splits
+    tested = [tiny_images / name for name, part in zip(names, parts, strict=True) if part == "test"]
+    predicted = csda.load(run.folder).predict(tested, calibrated=False)
+    np.testing.assert_allclose(predicted, run.predictions.part("test")[0], atol=1e-3)
+
+
+def test_stages_without_a_frozen_network_are_refused() -> None:
+    with pytest.raises(ConfigError, match="feature_stages needs frozen = true"):
+        configure({"method": "baseline", "preset": "quick", "feature_stages": 2})
 
 
 def test_other_weights_pixels_or_precision_have_other_features(
@@ -104,6 +144,8 @@ def test_other_weights_pixels_or_precision_have_other_features(
     assert compute(others).digest != first.digest
     for other in (compute(others), compute(weights, image_size=40), compute(weights, precision="bf16")):
         assert np.abs(other.array - first.array).max() > 1e-3
+    # Of the same weights, so the cache has to tell them apart.
+    assert compute(weights, feature_stages=1).array.shape[1] == 320
     assert (compute(weights).array == first.array).all()
 
 

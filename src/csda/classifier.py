@@ -24,7 +24,7 @@ from csda.engine import choose_device, using
 from csda.errors import CsdaError
 from csda.features import Extractor, Features
 from csda.methods import METHODS
-from csda.models.feature_encoder import Standardize, fold
+from csda.models.feature_encoder import Standardize, build_body, fold
 from csda.models.weights import read_weights
 from csda.trainer import Trainer
 from csda.training import configure, update
@@ -181,10 +181,10 @@ def _pixels(image: Any, size: int) -> Array:
 @lru_cache(maxsize=2)
 def _extractor(image_size: int, device: str) -> Extractor:
     """The pretrained network of the preset `features`, built once; no classifier holds it, so that these stay small."""
-    backbone = PRESETS["features"].run["backbone"]
-    weights = read_weights(backbone, True, None)
-    assert weights is not None
-    return Extractor(backbone, image_size, 3, weights, choose_device(device), "float32", 256)
+    preset = PRESETS["features"].run
+    weights = read_weights(preset["backbone"], True, None)
+    body = build_body(preset["backbone"], image_size, 3, preset["feature_stages"], weights)
+    return Extractor(body, choose_device(device), "float32", 256)
 
 
 def _as_data(values: Array, missing: Array, targets: Array, classes: int) -> tuple[PreparedData, Features]:

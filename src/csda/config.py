@@ -136,6 +136,13 @@ class RunConfig(Settings):
     frozen: Annotated[bool, DETAIL] = Field(
         False, description="train a head alone, on features that the network gives once"
     )
+    feature_stages: Annotated[int, DETAIL] = Field(
+        0,
+        ge=0,
+        le=100,
+        description="stages of a frozen network, from its end, whose averages are the features; 0: those before its "
+        "classifier",
+    )
     probe_share: Annotated[float, DETAIL] = Field(
         0.0, ge=0, le=1, description="share of the linear probe in the head that predicts, where frozen = true"
     )
@@ -333,6 +340,7 @@ PRESETS: dict[str, Preset] = {
             "backbone": "efficientnet_lite0",
             "pretrained": True,
             "frozen": True,
+            "feature_stages": 3,
             "probe_share": 0.5,
             "dropout": 0.0,
             "image_size": 160,

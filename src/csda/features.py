@@ -24,7 +24,8 @@ from csda.data.prepared import PreparedData
 from csda.data.records import Pixels
 from csda.engine import Precision, arithmetic, name_device
 from csda.folders import default_cache
-from csda.models.backbones import build_encoder
+from csda.models.encoder import Encoder
+from csda.models.feature_encoder import build_body
 from csda.progress import Reporter, format_duration
 
 Floats = npt.NDArray[np.float32]
@@ -51,22 +52,11 @@ class Features:
 class Extractor:
     """The frozen network, in evaluation mode: uint8 pixels [N, H, W, C] to features [N, W]."""
 
-    def __init__(
-        self,
-        backbone: str,
-        image_size: int,
-        channels: int,
-        weights: Mapping[str, Tensor],
-        device: torch.device,
-        precision: Precision,
-        batch_size: int,
-    ) -> None:
-        encoder = build_encoder(backbone, image_size, channels, dropout=0.0)
-        encoder.load_state_dict(weights)
-        self.width = encoder.width
+    def __init__(self, body: Encoder, device: torch.device, precision: Precision, batch_size: int) -> None:
+        self.width = body.width
         self.device, self.precision = device, precision
         self.batch_size = batch_size if device.type == "cuda" else min(batch_size, BATCH_ON_CPU)
-        self.network: nn.Module = encoder.eval().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network: nn.Module = body.eval().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
     def chunk(self) -> int:
@@ -98,33 +88,33 @@ def open_features(
 ) -> Features:
     """The features of the plain view of each image, computed where the cache does not have them yet.
 
-    They are known by the keys of the pixels, by the network's name and weights, and by the precision.
+    They are known by the keys of the pixels, by the network's name and weights, by its stages and by the precision.
     """
-    known = digest_weights(weights)
+    stages = config.feature_stages
+    body = build_body(config.backbone, data.pixels.shape[1], data.pixels.shape[-1], stages, weights)
+    own = body.state_dict()  # on the host, wherever the body goes
+    known = digest_weights(own)
     made: list[Extractor] = []
 
     def extractor() -> Extractor:
-        """Built when there is something to compute."""
+        """Moved to the device when there is something to compute."""
         if not made:
-            size, channels = data.pixels.shape[1], data.pixels.shape[-1]
-            made.append(
-                Extractor(config.backbone, size, channels, weights, device, config.precision, config.eval_batch_size)
-            )
+            made.append(Extractor(body, device, config.precision, config.eval_batch_size))
         return made[0]
 
     def make(positions: Sequence[int]) -> Sequence[Floats]:
         return list(extractor()(data.pixels[list(positions)]))
 
     name = config.backbone.replace(":", "-").replace("/", "-")
-    settings = f"{config.backbone}, weights {known}, {config.precision}"
+    settings = f"{config.backbone}, weights {known}, {config.precision}" + (f", {stages} stages" if stages else "")
     rows = Rows(
         f"{data.dataset.name} {data.dataset.root}",
         settings,
         [digest(settings.encode(), key) for key in data.keys],
-        (build_width(config),),
+        (body.width,),
         make,
         workers=0,  # a second thread would break a capture of a CUDA graph on this device
-        place=f"features/{name}-{config.image_size}-{known[:8]}",
+        place=f"features/{name}-{config.image_size}-{known[:8]}" + (f"-{stages}" if stages else ""),
         dtype=np.float32,
         chunk=BATCH_ON_CPU if device.type == "cpu" else BATCHES_AHEAD * config.eval_batch_size,
     )
@@ -135,13 +125,7 @@ def open_features(
     array, _, remarks = load_cached(rows, cache, _shown(reporter.features, missing))
     for remark in remarks:
         reporter.note(remark)
-    return Features(array, weights, known)
-
-
-def build_width(config: RunConfig) -> int:
-    """Features that the network of a configuration gives."""
-    with torch.device("meta"):
-        return build_encoder(config.backbone, config.image_size, 3, dropout=0.0).width
+    return Features(array, own, known)
 
 
 def digest_weights(weights: Mapping[str, Tensor]) -> str:

@@ -25,7 +25,8 @@ from csda.data.store import available_cores
 from csda.engine import choose_device
 from csda.errors import DataError, RunError
 from csda.evaluate import Floats, predict_images
-from csda.models.backbones import VECTORS, build_encoder
+from csda.models.backbones import VECTORS
+from csda.models.feature_encoder import build_body
 from csda.models.two_stream import TwoStream
 from csda.runs import Run
 
@@ -90,7 +91,8 @@ class Predictor:
             fitted = model.get("calibration")
             self.calibration: Calibration | None = None if fitted is None else from_json(fitted, len(self.classes))
             takes_vectors = model["backbone"].startswith(VECTORS)
-            encoder = build_encoder(model["backbone"], self.image_size, self.channels, dropout=0.0)
+            stages: int = model.get("feature_stages", 0)
+            encoder = build_body(model["backbone"], self.image_size, self.channels, stages)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
                 f"{self._file}: not a model of csda ({type(error).__name__}: {error}); restore it or train anew"

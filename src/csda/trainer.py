@@ -46,7 +46,7 @@ from csda.methods import METHODS, build_method
 from csda.methods.base import Recipe, StepOutput, Task
 from csda.models.backbones import build_encoder
 from csda.models.encoder import Encoder
-from csda.models.feature_encoder import Standardize, feature_encoder, fold
+from csda.models.feature_encoder import Standardize, build_body, feature_encoder, fold
 from csda.models.two_stream import TwoStream
 from csda.probe import Balance, Probe, fit_probe
 from csda.progress import format_duration
@@ -434,6 +434,7 @@ class Trainer:
             "backbone": self.config.backbone,
             "aspect": self.config.aspect,
             "frozen": self.config.frozen,
+            "feature_stages": self.config.feature_stages,
             "flips": self.config.test_flips,
             "class_frequencies": self.evaluator.frequencies.tolist() if self.evaluator.prior_correction else None,
             **(more or {}),
@@ -458,7 +459,7 @@ class Trainer:
             trained: TwoStream = self.model
             return trained
         config = self.config
-        encoder = build_encoder(config.backbone, config.image_size, self.task.channels, dropout=0.0)
+        encoder = build_body(config.backbone, config.image_size, self.task.channels, config.feature_stages)
         model = TwoStream(encoder, self.task.num_classes, rectified=False)
         model.load_state_dict(self._whole_model(), strict=False)
         model.to(self.device)

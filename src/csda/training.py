@@ -173,8 +173,8 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
         raise ConfigError("val = 0 leaves no image to choose the best epoch by; give choose=last, or another val")
     if config.frozen:
         _require_head(config, entry)
-    elif chosen.get("probe_share"):
-        raise ConfigError("probe_share needs frozen = true: there is a linear probe of frozen features alone")
+    elif alone := [name for name in ("feature_stages", "probe_share") if chosen.get(name)]:
+        raise ConfigError(f"{alone[0]} needs frozen = true: it is of frozen features alone")
     if config.adjust and config.prior_correction != "none":
         raise ConfigError(
             "adjust = true already leaves the class frequencies out of predictions; leave prior_correction out"

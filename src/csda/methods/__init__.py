@@ -57,6 +57,7 @@ METHODS: dict[str, Entry] = {
             "backbone": "efficientnet_lite0",
             "pretrained": True,
             "frozen": True,
+            "feature_stages": 3,
             "probe_share": 0.0,
             "choose": "last",
             "epochs": 1,

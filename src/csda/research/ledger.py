@@ -39,6 +39,7 @@ READING = ("source", "uncertain", "image_column", "label_column", "group_column"
 LATER = {
     "pretrained": False,
     "frozen": False,
+    "feature_stages": 0,
     "probe_share": 0.0,
     "aspect": "squash",
     "weight_decay": 0.0,

@@ -14,6 +14,7 @@ from csda.data.augment import plain
 from csda.data.prepared import prepare_data
 from csda.engine import arithmetic, choose_device, using
 from csda.features import Extractor, open_features
+from csda.models.feature_encoder import build_body
 from csda.models.weights import read_weights
 from csda.progress import Reporter
 from csda.research.bench.timing import describe_machine, time_once
@@ -38,9 +39,8 @@ def bench_features(chosen: Mapping[str, Any], data: Path | None, rounds: int) ->
         torch.set_num_threads(config.threads)
     bare_seconds, feature_seconds, training_seconds = [], [], []
     with using(device, config.precision, config.time_kernels):
-        extractor = Extractor(
-            config.backbone, size, channels, weights, device, config.precision, config.eval_batch_size
-        )
+        body = build_body(config.backbone, size, channels, config.feature_stages, weights)
+        extractor = Extractor(body, device, config.precision, config.eval_batch_size)
         images = plain(torch.from_numpy(prepared.pixels[: extractor.batch_size].copy()).to(device))
 
         @torch.inference_mode()
