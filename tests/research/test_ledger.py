@@ -28,6 +28,18 @@ def test_a_setting_that_an_older_run_did_not_know_has_its_default() -> None:
     assert not ledger.agree(ours, older | {"data": "4567"})
 
 
+def test_a_probe_of_before_there_were_stages_is_not_one_of_today() -> None:
+    """The method names three stages, and a line that names none had the features before the classifier."""
+    ours, before = (
+        ledger.identify(configure({"method": "linear-probe", "preset": "features", "labels": "9", **more}), {})
+        for more in ({}, {"feature_stages": 0})
+    )
+    assert "feature_stages" not in before
+    assert ledger.agree(ours, ours)
+    assert ledger.agree(before, before)
+    assert not ledger.agree(ours, before)
+
+
 def test_lists_are_known_by_what_they_say(tmp_path: Path) -> None:
     def find(**settings: str) -> ledger.Contents:
         return ledger.ContentFinder()(configure({"data": str(tmp_path / "images"), **settings}))

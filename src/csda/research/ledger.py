@@ -119,7 +119,8 @@ def identify(config: RunConfig, contents: Contents) -> Identity:
 
 
 def agree(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether two runs compute the same; a setting that the older of them did not know yet has its default."""
+    """Whether two runs compute the same; a setting that the older of them did not know yet has its default, or the
+    value that `LATER` names."""
     if any(ours.get(name) != theirs.get(name) for name in ("method", "labels", "seed")):
         return False
     filled = {**_defaults(ours["method"]), **theirs}
@@ -222,7 +223,8 @@ def settings_alone(identity: Mapping[str, Any]) -> Identity:
 
 @cache
 def _defaults(method: str) -> Identity:
-    return settings_alone(identify(configure({"method": method, "preset": "default"}), {}))
+    own = settings_alone(identify(configure({"method": method, "preset": "default"}), {}))
+    return {name: value for name, value in own.items() if name not in LATER}
 
 
 def _slug(text: str) -> str:
