@@ -30,7 +30,7 @@ from csda.features import digest_weights
 from csda.folders import default_cache
 from csda.methods.base import CrossFit
 from csda.models.weights import read_weights
-from csda.probe import assign_folds
+from csda.probe import assign_folds, limit_threads
 from csda.progress import Reporter
 from csda.trainer import Trainer
 
@@ -132,10 +132,11 @@ def predict_folds(
     features, others = (features - mean) / deviation, (others - mean) / deviation
     _, _, axes = np.linalg.svd(features[:4096], full_matrices=False)
     features, others = features @ axes[:COMPONENTS].T, others @ axes[:COMPONENTS].T
-    if labels.ndim == 2:
+    with limit_threads(features):
+        if labels.ndim == 1:
+            return predict_folds_of(features, labels, folds, others, num_classes)
         columns = [predict_folds_of(features, labels[:, k], folds, others, 2) for k in range(num_classes)]
-        return tuple(np.stack([pair[part][:, 1] for pair in columns], axis=1) for part in (0, 1))  # type: ignore[return-value]
-    return predict_folds_of(features, labels, folds, others, num_classes)
+    return tuple(np.stack([pair[part][:, 1] for pair in columns], axis=1) for part in (0, 1))  # type: ignore[return-value]
 
 
 def predict_folds_of(

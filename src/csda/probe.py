@@ -6,6 +6,7 @@ It is the control for every training on a pretrained network, and the start of a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,12 +58,18 @@ def fit_probe(
     Images of one of the `groups` are in one fold of the cross-validation. Where N < W the regression is computed among
     the N directions in which the features lie, which changes nothing in its result.
     """
+    values = np.asarray(features, np.float64)
+    with limit_threads(values):
+        return _fit_labels(values, targets, num_classes, groups, balance, seed)
+
+
+def limit_threads(values: Array) -> AbstractContextManager[object]:
+    """One thread for small matrices: those that share them wait for each other, on a busy machine twenty times as long
+    as the work takes."""
     from threadpoolctl import threadpool_limits
 
-    values = np.asarray(features, np.float64)
-    # Threads that share small matrices wait for each other: on a busy machine that takes twenty times as long.
-    with threadpool_limits(1 if values.size < MANY_VALUES else None):
-        return _fit_labels(values, targets, num_classes, groups, balance, seed)
+    limits: AbstractContextManager[object] = threadpool_limits(1 if values.size < MANY_VALUES else None)
+    return limits
 
 
 def _fit_labels(values: Array, targets: Ints, num_classes: int, groups: Groups, balance: Balance, seed: int) -> Probe:
