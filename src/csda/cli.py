@@ -309,6 +309,7 @@ def simulate_review(
     step: Annotated[int, typer.Option(min=1, help="Labels at a time.")] = 100,
     most: Annotated[int, typer.Option(min=2, help="Labels in the end.")] = 800,
     seeds: Annotated[int, typer.Option(min=2, help="How often, with other splits.")] = 5,
+    from_seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the table and the picture.")] = Path("results/review"),
 ) -> None:
     """Replay the review with known labels: what each order of the page is worth against random order."""
@@ -319,10 +320,11 @@ def simulate_review(
     if not first < most:
         raise CsdaError(f"--most {most} is not more than --first {first}; give more labels in the end")
     plan, rows = Plan(first, step, most), []
-    for row in simulate(data, plan, range(seeds), reporter=LogReporter()):
+    for row in simulate(data, plan, range(from_seed, from_seed + seeds), reporter=LogReporter()):
         rows.append(row)
         print(f"seed {row['seed']}  {row['order']}  {row['labels']} labels  MCA {row['mca']:.4f}  AUC {row['auc']:.4f}")
     command = f"csda simulate-review {Path(data).name} --first {first} --step {step} --most {most} --seeds {seeds}"
+    command += f" --from-seed {from_seed}" if from_seed else ""
     print(write_simulation(rows, plan, data, command, out))
 
 

@@ -24,13 +24,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from csda.data.decode import IMAGE_SUFFIXES, Aspect, read_image
+from csda.data.decode import IMAGE_SUFFIXES, REDUCED, Aspect, read_image, read_picture
 from csda.data.tree import walk_images
-from csda.errors import ConfigError, DataError, RunError, explained
+from csda.errors import ConfigError, RunError, explained
 from csda.evaluate import predict_images
 from csda.predict import Predictor
 from csda.report.card import model_card
@@ -50,6 +48,9 @@ LARGEST = 16_384
 
 OPSET = 20
 SMALLEST = 1e-12
+PRECISION = 22
+"""Bits of weights at most."""
+
 SCHEMA = "https://project-monai.github.io/schema/meta_schema_20240725.json"
 
 
@@ -83,53 +84,69 @@ class Classifier(nn.Module):
         return torch.softmax(logits / self.temperature, dim=-1)
 
 
-def resize(values: Tensor, size: int, aspect: Aspect) -> Tensor:
-    """Images [B, C, H, W] of 0 to 255 as squares of 0 to 1: across, then down, whole grey levels after each pass.
+class Squares(nn.Module):
+    """Decoded images [B, C, H, W] of 0 to 255, of any size, as the squares of 0 to 1 that the decoder makes of them.
 
-    So does the decoder; without the rounding in between one pixel of ten is off by a grey level.
+    They are the same pixel for pixel, since whole pixels are weighed here as there, in whole numbers: across, then
+    down, each time to the next grey level. Off by a level may be images that the decoder shrinks by a whole factor
+    first, and grey ones much taller than wide, which Pillow resizes down, then across.
     """
-    height, width = values.shape[2:]
-    if aspect == "squash":
-        for shape in ((height, size), (size, size)):
-            values = F.interpolate(values, shape, mode="bilinear", antialias=True).round().clamp(0.0, 255.0)
-    else:
-        across, down = _filter(width, height, size, aspect), _filter(height, width, size, aspect)
-        values = (values @ across.T).round().clamp(0.0, 255.0)
-        values = (down @ values).round().clamp(0.0, 255.0)
-    return values / 255.0
 
+    place: Tensor
+    units: Tensor
 
-def _filter(length: int, other: int, size: int, aspect: Aspect) -> Tensor:
-    """What each pixel along an axis weighs in each of the square [size, length]: the antialiasing triangle filter.
+    def __init__(self, size: int, channels: int, aspect: Aspect) -> None:
+        super().__init__()
+        self.size, self.channels, self.aspect = size, channels, aspect
+        self.register_buffer("place", torch.arange(size, dtype=torch.float64)[:, None], persistent=False)
+        self.register_buffer("units", 2.0 ** torch.arange(PRECISION + 1, dtype=torch.float64), persistent=False)
 
-    With `pad` the whole axis is in the middle of the square and nothing beside it; with `crop` the middle of the axis
-    fills the square. Shapes are tensors here, since a graph for images of any size has no numbers for them.
-    """
-    own, longest = torch.full((), length, dtype=torch.float64), torch.full((), other, dtype=torch.float64)
-    longest, shortest = torch.maximum(own, longest), torch.minimum(own, longest)
-    if aspect == "pad":
-        span, inner = own, (own * (size / longest)).round().clamp_min(1.0)
-    else:
-        span, inner = shortest, torch.full((), size, dtype=torch.float64)
-    first, start = ((size - inner) / 2).floor(), ((own - span) / 2).floor()
-    scale = span / inner
-    place = torch.arange(size, dtype=torch.float64)[:, None] - first + 0.5
-    offset = torch.arange(length, dtype=torch.float64)[None, :] - start + 0.5
-    weights = (1.0 - (offset - place * scale).abs() / scale.clamp_min(1.0)).clamp_min(0.0)
-    weights = weights * ((offset > 0) & (offset < span))
-    weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(SMALLEST)
-    return (weights * ((place > 0) & (place < inner))).float()
+    def forward(self, values: Tensor) -> Tensor:
+        # Ones are as many as pixels; a graph for images of any size has no numbers for that.
+        row, column = (torch.ones_like(line, dtype=torch.float64) for line in (values[0, 0, 0], values[0, 0, :, 0]))
+        values = values.double() if self.channels == 1 else values.float()  # sums have 30 bits, and 24
+        across, unit = self._weights(row, column.sum())
+        values = ((values @ across.T) / unit + 0.5).floor().clamp(0.0, 255.0)
+        down, unit = self._weights(column, row.sum())
+        values = ((down @ values) / unit + 0.5).floor().clamp(0.0, 255.0)
+        return values.float() / 255.0
+
+    def _weights(self, ones: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        """What each pixel along an axis weighs in each of the square [size, length], and the sum of these weights.
+
+        It is a triangle filter. With `pad` the whole axis is in the middle of the square and nothing beside it; with
+        `crop` the middle of the axis fills the square.
+        """
+        own = ones.sum()
+        longest, shortest = torch.maximum(own, other), torch.minimum(own, other)
+        inner = (own * (self.size / longest)).round().clamp_min(1.0) if self.aspect == "pad" else own * 0 + self.size
+        span = shortest if self.aspect == "crop" else own
+        first, start = ((self.size - inner) / 2).floor(), ((own - span) / 2).floor()
+        scale = span / inner
+        # Pixels whose mean is taken before the filter.
+        block = (scale / REDUCED * 2).floor().clamp_min(1.0)
+        place = self.place - first + 0.5
+        pixel = ones.cumsum(0)[None, :] - 1 - start
+        begin = (pixel / block).floor() * block
+        weights = (1.0 - (begin + block / 2 - place * scale).abs() / scale.clamp_min(1.0)).clamp_min(0.0)
+        weights = weights / torch.minimum(block, span - begin).clamp_min(1.0) * ((pixel >= 0) & (pixel < span))
+        weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(SMALLEST) * ((place > 0) & (place < inner))
+        # torch resizes colours and keeps weights in 16 bits, as precise as the largest allows; Pillow resizes grey.
+        grey = self.channels == 1
+        unit = self.units.max() if grey else (self.units * (self.units < (2.0**15 - 0.5) / weights.max())).max()
+        whole = (weights * unit + 0.5).floor()
+        return (whole, unit) if grey else (whole.float(), unit.float())
 
 
 class ImageClassifier(nn.Module):
     """The same from decoded images, uint8 [B, H, W, C] of any size."""
 
-    def __init__(self, classifier: Classifier, size: int, aspect: Aspect) -> None:
+    def __init__(self, classifier: Classifier, size: int, channels: int, aspect: Aspect) -> None:
         super().__init__()
-        self.classifier, self.size, self.aspect = classifier, size, aspect
+        self.classifier, self.squares = classifier, Squares(size, channels, aspect)
 
     def forward(self, images: Tensor) -> Tensor:
-        probs: Tensor = self.classifier(resize(images.permute(0, 3, 1, 2).float(), self.size, self.aspect))
+        probs: Tensor = self.classifier(self.squares(images.permute(0, 3, 1, 2)))
         return probs
 
 
@@ -138,8 +155,9 @@ class Samples(NamedTuple):
 
     decoded: list[npt.NDArray[np.uint8]]
     squares: npt.NDArray[np.uint8]
-    from_files: npt.NDArray[np.float32]
+    from_decoded: npt.NDArray[np.float32]
     from_squares: npt.NDArray[np.float32]
+    from_files: npt.NDArray[np.float32] | None
     remark: str
 
 
@@ -205,12 +223,11 @@ def _write_monai(run: Run, predictor: Predictor, samples: Samples, folder: Path)
     classifier = Classifier(predictor).eval()
     size, channels = predictor.image_size, predictor.channels
     example = torch.rand(2, channels, size, size, generator=torch.Generator().manual_seed(0))
-    with _quiet(), torch.no_grad():
-        batch = torch.export.Dim("batch", min=1)
-        torch.export.save(
-            torch.export.export(classifier, (example,), dynamic_shapes=({0: batch},)), folder / "models/model.pt2"
-        )
+    with _quiet():
+        torch.export.save(_capture(classifier, example, {0: "batch"}), folder / "models/model.pt2")
         module = torch.export.load(folder / "models/model.pt2").module()
+        torch.export.save(_squares(predictor), folder / "models/squares.pt2")
+        squares = torch.export.load(folder / "models/squares.pt2").module()
     buffer = io.BytesIO()
     torch.save(classifier.state_dict(), buffer)
     write_whole(folder / "models/model.pt", buffer.getvalue())
@@ -218,19 +235,32 @@ def _write_monai(run: Run, predictor: Predictor, samples: Samples, folder: Path)
     write_whole(folder / "configs/inference.json", _dump(_inference(predictor)))
 
     def answer(images: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        values = resize(torch.from_numpy(images).permute(0, 3, 1, 2).float(), size, predictor.aspect)
-        return np.asarray(module(values).detach())
+        given = torch.from_numpy(images).permute(0, 3, 1, 2).float()
+        return np.asarray(module(torch.cat([squares(image[None]) for image in given])).detach())
 
     return _compare(answer, samples, "models/model.pt2")
 
 
 def _program(predictor: Predictor) -> torch.export.ExportedProgram:
     """The graph from decoded images on, for any number of images and any size."""
-    module = ImageClassifier(Classifier(predictor), predictor.image_size, predictor.aspect).eval()
-    shape = (2, predictor.image_size + 13, predictor.image_size + 7, predictor.channels)
-    example = torch.zeros(shape, dtype=torch.uint8)
-    dims = {0: torch.export.Dim("batch", min=1)}
-    dims |= {axis: torch.export.Dim(name, min=1, max=LARGEST) for axis, name in ((1, "height"), (2, "width"))}
+    size, channels = predictor.image_size, predictor.channels
+    module = ImageClassifier(Classifier(predictor), size, channels, predictor.aspect).eval()
+    shape = (2, size + 13, size + 7, channels)
+    return _capture(module, torch.zeros(shape, dtype=torch.uint8), {0: "batch", 1: "height", 2: "width"})
+
+
+def _squares(predictor: Predictor) -> torch.export.ExportedProgram:
+    """The graph from a decoded image, with channels first, to a square."""
+    size, channels = predictor.image_size, predictor.channels
+    module = Squares(size, channels, predictor.aspect)
+    return _capture(module, torch.zeros(1, channels, size + 13, size + 7), {2: "height", 3: "width"})
+
+
+def _capture(module: nn.Module, example: Tensor, axes: dict[int, str]) -> torch.export.ExportedProgram:
+    """The graph of a module, for any length of the axes that have a name."""
+    dims = {
+        axis: torch.export.Dim(name, min=1, max=None if name == "batch" else LARGEST) for axis, name in axes.items()
+    }
     with torch.no_grad():
         return torch.export.export(module, (example,), dynamic_shapes=(dims,))
 
@@ -262,8 +292,9 @@ def _samples(run: Run, predictor: Predictor, images: Sequence[Path]) -> Samples:
         return Samples(
             decoded,
             squares,
-            predictor.predict(files),
+            predictor.predict(decoded),
             predictor.predict(squares),
+            predictor.predict(files),
             f"Compared on {len(files)} {'given' if images else 'test'} images.",
         )
     generator = np.random.default_rng(0)
@@ -275,6 +306,7 @@ def _samples(run: Run, predictor: Predictor, images: Sequence[Path]) -> Samples:
         squares,
         predictor.predict(decoded),
         predictor.predict(squares),
+        None,
         "The images of the run are not in their place; compared on noise.",
     )
 
@@ -285,22 +317,20 @@ def _test_images(run: Run) -> Iterator[Path]:
     if not folder.exists():
         return
     root = folder.parent if folder.is_file() else folder
-    wanted = {row.id for row in run.split if row.split == "test"}
+    tests = [row.id for row in run.split if row.split == "test"]
+    wanted = set(tests[:: max(1, len(tests) // COMPARED)])  # of all classes
     for name in walk_images(root):
         if not wanted:
             return
         known = wanted & {name, Path(name).name, Path(name).stem}
-        if known and Path(name).suffix.lower() in IMAGE_SUFFIXES - {".dcm", ".dicom"}:
+        if known and Path(name).suffix.lower() in IMAGE_SUFFIXES:
             wanted -= known
             yield root / name
 
 
 def _decode(path: Path, channels: int) -> npt.NDArray[np.uint8]:
-    try:
-        with Image.open(path) as image:
-            values = np.array(image.convert("L" if channels == 1 else "RGB"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be decoded ({error}); compare on other images") from None
+    """The image in full, which `read_image` may decode smaller."""
+    values = np.array(read_picture(path, LARGEST).convert("L" if channels == 1 else "RGB"))
     return values.reshape(*values.shape[:2], channels)
 
 
@@ -309,7 +339,7 @@ def _compare(answer: Answer, samples: Samples, name: str) -> str:
     squares = float(np.abs(answer(samples.squares) - samples.from_squares).max())
     alone = float(np.abs(answer(samples.squares[:1]) - samples.from_squares[:1]).max())
     found = [answer(image[None])[0] for image in samples.decoded]
-    decoded = float(np.abs(np.stack(found) - samples.from_files).max())
+    decoded = float(np.abs(np.stack(found) - samples.from_decoded).max())
     for far, allowed, what in (
         (max(squares, alone), FROM_SQUARE, "of the network's own size"),
         (decoded, FROM_DECODED, "as they are decoded"),
@@ -319,9 +349,13 @@ def _compare(answer: Answer, samples: Samples, name: str) -> str:
                 f"{name}: its probabilities differ by {far:.2g} from ours for images {what}, more than {allowed:g}; "
                 "it is not written"
             )
-    return (
-        f"Its probabilities differ by at most {squares:.1g} from those of csda, from any decoded size by {decoded:.1g}."
+    text = (
+        f"Its probabilities differ by at most {squares:.1g} from those of csda, from any decoded size by {decoded:.1g}"
     )
+    if samples.from_files is None:
+        return f"{text}."
+    files = float(np.abs(np.stack(found) - samples.from_files).max())
+    return f"{text}, from files, of which csda decodes large JPEGs smaller, by {files:.1g}."
 
 
 def _metadata(run: Run, predictor: Predictor) -> dict[str, Any]:
@@ -380,7 +414,6 @@ def _metadata(run: Run, predictor: Predictor) -> dict[str, Any]:
 
 def _inference(predictor: Predictor) -> dict[str, Any]:
     """configs/inference.json: a folder of images in, eval/predictions.csv with a row of probabilities each out."""
-    size = predictor.image_size
     mode, channel = ("L", "no_channel") if predictor.channels == 1 else ("RGB", -1)
     suffixes = sorted(IMAGE_SUFFIXES - {".dcm", ".dicom"})
     return {
@@ -399,6 +432,7 @@ def _inference(predictor: Predictor) -> dict[str, Any]:
         "network": (
             "$type('Network', (torch.nn.Module,), {'forward': lambda self, image: @program(image.as_tensor())})()"
         ),
+        "squares": "$torch.export.load(@bundle_root + '/models/squares.pt2').module()",
         "preprocessing": {
             "_target_": "Compose",
             "transforms": [
@@ -411,10 +445,13 @@ def _inference(predictor: Predictor) -> dict[str, Any]:
                     ),
                 },
                 {"_target_": "EnsureChannelFirstd", "keys": "image", "channel_dim": channel},
-                *(
-                    {"_target_": "Lambdad", "keys": "image", "func": f"$lambda image: {step}"}
-                    for step in (*_squares(size, predictor.aspect), "image / 255")
-                ),
+                {
+                    "_target_": "Lambdad",
+                    "keys": "image",
+                    "func": (
+                        "$lambda image: monai.data.MetaTensor(@squares(image.as_tensor()[None])[0], meta=image.meta)"
+                    ),
+                },
             ],
         },
         "dataset": {
@@ -443,28 +480,6 @@ def _inference(predictor: Predictor) -> dict[str, Any]:
         },
         "run": ["$@evaluator.run()"],
     }
-
-
-def _squares(size: int, aspect: Aspect) -> list[str]:
-    """What `resize` does to one image [C, H, W], as expressions of Python that need nothing but torch."""
-    interpolate = "torch.nn.functional.interpolate({}, {}, mode='bilinear', antialias=True).round().clamp(0, 255)"
-    if aspect == "pad":
-        sides = f"(max(1, round(side * ({size} / max(image.shape[1:])))) for side in image.shape[1:])"
-        both = "fit(fit(image[None].float(), (image.shape[1], width)), (height, width))[0]"
-        fit = f"lambda values, shape: {interpolate.format('values', 'shape')}"
-        # Before and after, the second a pixel more where the rest is odd.
-        black = (f"({size} - image.shape[{axis}]) // 2, -((image.shape[{axis}] - {size}) // 2)" for axis in (2, 1))
-        return [
-            f"(lambda fit, height, width: {both})({fit}, *{sides})",
-            f"torch.nn.functional.pad(image, ({', '.join(black)}))",
-        ]
-    side = "min(image.shape[1:])"
-    cuts = [f"image.narrow({axis}, (image.shape[{axis}] - {side}) // 2, {side})" for axis in (1, 2)]
-    passes = [
-        interpolate.format("image[None].float()", shape) + "[0]"
-        for shape in (f"(image.shape[1], {size})", f"({size}, {size})")
-    ]
-    return [*(cuts if aspect == "crop" else ()), *passes]
 
 
 def _dump(content: dict[str, Any]) -> str:

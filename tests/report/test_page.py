@@ -235,6 +235,23 @@ def test_few_and_many_classes_and_a_single_epoch(make_run: MakeRun, classes: tup
     assert ("Sensitivity for yes" in page.text) == (len(classes) == 2)
 
 
+def test_sentences_say_what_was_counted(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs that there were, images of a rare class, and alignment only where it changed something."""
+    folder = make_run("csda", epochs=3)
+    text = Page(write_report(folder)).text
+    assert "last 3 epochs: mean" in text
+    assert "last 20 epochs: mean" not in text
+    assert "how many of them alignment changed" in text
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(line) | {"flip_rate": 0.0} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(tables, "FEW", 1000)
+    text = Page(write_report(folder)).text
+    assert "how many of them alignment changed" not in text
+    weakest = min(tables.score(Run(folder)).recall, key=lambda each: each.value)
+    assert re.search(rf"from \d+ % of \w+ \({weakest.count} images\) to \d+ % of", text)
+
+
 def test_multi_label_run(make_multi_label_run: Callable[[], Path], tmp_path: Path) -> None:
     folder = make_multi_label_run()
     page = Page(write_report(folder))
@@ -246,7 +263,7 @@ def test_multi_label_run(make_multi_label_run: Callable[[], Path], tmp_path: Pat
     run, scores = Run(folder), tables.score(Run(folder))
     assert str(scores.auc) in page.text
     value, name = min(zip((each.value for each in scores.class_auc), run.classes, strict=True))
-    assert f"of the time, from {value:.0%} for {name} to" in page.text
+    assert f"of the time, from {value:.0%} for {name}".replace("%", " %") in page.text
     assert "AUC of each label" in page.text
     html = write_comparison([folder, folder], tmp_path / "comparison.html").read_text()
     for name, each in zip(run.classes, scores.class_auc, strict=True):

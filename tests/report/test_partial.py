@@ -58,7 +58,8 @@ def test_an_interrupted_run_is_reported_as_far_as_it_got(make_run: MakeRun) -> N
     page = write_report(folder).read_text()
     assert "has not finished" in page
     assert "Pseudo-labels" in page  # what the epochs say about them
-    assert "--resume" in page
+    assert f"<code>csda train --out {folder} --resume</code>" in page
+    assert "<small>of 6</small>" in page
     assert (folder / "figures" / "learning-auc.svg").is_file()
     assert not run.finished
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -17,6 +18,7 @@ from PIL import Image
 from review_server import Server
 
 from csda.data.decisions import read_decisions
+from csda.report import write_report
 from csda.runs import Run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -198,6 +200,24 @@ def test_a_phone(serve: Any, open_page: Any, run_copy: Path, scheme: str) -> Non
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     brightness = sum(map(int, re.findall(r"\d+", background)[:3])) / 3
     assert (brightness < 60) == (scheme == "dark")
+
+
+def test_a_report_fits_a_phone(browser: Any, run_copy: Path) -> None:
+    """Nothing of it is wider than the window, however long the names are that a remark speaks of."""
+    path = run_copy / "environment.json"
+    name = "colon_polyps/ba615bcd-2f99-4a12-884d-d9cd2c04c2a1.jpg"
+    remarks = [f"duplicates in different parts of the split: 1, {name} = {name} for one"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"remarks": remarks}))
+    (run_copy / "manifest.json").unlink()  # which knows the file as it was
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(write_report(run_copy).as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate(
+        "[...document.querySelectorAll('.scroll')].every(each => each.scrollWidth <= each.clientWidth)"
+    )
+    assert _serious(page) == []
+    context.close()
 
 
 def _serious(page: Any) -> list[str]:

@@ -21,7 +21,7 @@ from csda.data.decisions import read_decisions
 from csda.review.advisor import Advisor
 from csda.review.guards import allowed_hosts
 from csda.review.server import create_app, guarded
-from csda.review.session import Session, align_by_history, open_folder, open_run
+from csda.review.session import Said, Session, align_by_history, open_folder, open_run
 from csda.runs import Run
 
 pytest.importorskip("fastapi", reason="the extra `review` is not installed")
@@ -145,6 +145,14 @@ def test_probabilities_before_and_after_alignment(opened: Opened, tiny_run: Run)
     assert aligned is not None
     assert aligned[0] == pytest.approx(expected / expected.sum(), abs=1e-6)
     assert np.isnan(aligned[1]).all()
+    # An image that came with its label has a prediction by others, and no alignment.
+    session = opened.session
+    assert session.said is not None
+    probs = np.where(np.isfinite(session.said.probs), session.said.probs, 1 / 3)
+    session.tell(Said(probs, np.where(session.given[:, None], np.nan, probs)))
+    given = int(np.flatnonzero(session.given)[0])
+    assert opened.get(f"/api/images/{given}")["aligned"] is None
+    assert opened.get(f"/api/images/{number}")["aligned"] == pytest.approx(probs[number].tolist())
 
 
 def test_decisions_are_kept_undone_and_tallied(opened: Opened, run_copy: Path) -> None:

@@ -149,7 +149,8 @@ def draw_classes(entries: Sequence[Entry], *, narrow: bool = False) -> Figure:
     spacing = 0.62 / max(len(entries) - 1, 2)
     # One run of one class an image leaves the other half to its confusion matrix.
     width = NARROW if narrow else FULL if len(entries) > 1 or multi_label else HALF
-    figure, axes = _canvas(width, 90 + len(counts) * max(38, 16 * len(entries)))
+    height = 90 + len(counts) * max(38, 16 * len(entries))
+    figure, axes = _canvas(width, max(height, _confusion_height(len(counts))) if width == HALF else height)
     for k, entry in enumerate(entries):
         places = np.arange(len(order)) - spacing * (k - (len(entries) - 1) / 2)
         figures = [entry.scores.by_class(multi_label=multi_label)[i] for i in order]
@@ -177,10 +178,15 @@ def draw_confusion(entry: Entry, title: str) -> Figure:
     n = len(entry.run.classes)
     probs, labels = entry.run.predictions.part(judged_part(entry.run))
     matrix = metrics.confusion(labels, metrics.predict(probs), n)
-    figure, axes = _canvas(HALF, min(430, 190 + 60 * n))
+    figure, axes = _canvas(HALF, _confusion_height(n))
     fill_confusion(axes, matrix, entry.run.classes, PALETTE[entry.colour], counts=n <= 7)
     axes.set_title(title)
     return figure
+
+
+def _confusion_height(classes: int) -> int:
+    """Which the picture beside it shares."""
+    return min(430, 150 + 48 * classes)
 
 
 def fill_confusion(
@@ -264,7 +270,8 @@ def draw_curves(
     """ROC (`kind` "roc") or precision-recall curves of each class, a line with its 95 % band for each entry."""
     classes = entries[0].run.classes
     known = [i for i in range(len(classes)) if any(each[i] is not None for each in curves)]
-    figure, panels = _panels([classes[i] for i in known], narrow=narrow, square=True)
+    legend = len(entries) > 1
+    figure, panels = _panels([classes[i] for i in known], narrow=narrow, square=True, foot=56 if legend else 30)
     for i, axes in zip(known, panels, strict=True):
         areas = []
         for entry, each in zip(entries, curves, strict=True):
@@ -289,9 +296,9 @@ def draw_curves(
     horizontal, vertical = ("false positive rate", "true positive rate") if kind == "roc" else ("recall", "precision")
     look: dict[str, Any] = {"fontsize": 12, "color": PALETTE["muted"]}
     points = figure.get_figheight() * 72
-    figure.supxlabel(horizontal, y=34 / points, va="bottom", **look)
+    figure.supxlabel(horizontal, y=(34 if legend else 8) / points, va="bottom", **look)
     figure.supylabel(vertical, x=2 / (figure.get_figwidth() * 72), ha="left", **look)
-    if len(entries) > 1:
+    if legend:
         _legend(figure, panels[0], columns=2 if narrow else 4, place="lower left")
     return figure
 
@@ -389,7 +396,7 @@ def marginal_distances(run: Run, key: str) -> Array:
     return np.where(predicted.any(axis=(-2, -1)), distances, np.nan)
 
 
-def _panels(names: Sequence[str], *, narrow: bool, square: bool = False) -> tuple[Figure, list[Axes]]:
+def _panels(names: Sequence[str], *, narrow: bool, square: bool = False, foot: int = 40) -> tuple[Figure, list[Axes]]:
     """A small panel for each name, on common scales: four in a row, or two where the page is narrow.
 
     Places are computed here rather than by an engine, which takes longer than all the rest of a report.
@@ -398,8 +405,8 @@ def _panels(names: Sequence[str], *, narrow: bool, square: bool = False) -> tupl
     columns = min(across, len(names))
     rows = -(-len(names) // columns)
     left, right, gap = (62, 16, 34) if square else (44, 10, 16)
-    # Titles of two lines; labels of the axes and a legend below.
-    above, below, foot = (40, 22, 56) if square else (26, 22, 40)
+    # Titles of two lines; labels of the axes and a legend below, at the foot.
+    above, below = (40, 22) if square else (26, 22)
     width = ((NARROW if narrow else FULL) - left - right - gap * (across - 1)) / across
     height = width if square else 92.0
     size = (left + right + columns * width + gap * (columns - 1), rows * (above + height + below) + foot)

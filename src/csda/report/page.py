@@ -93,6 +93,7 @@ def write_report(run_folder: Path, *, images: bool = True) -> Path:
             pseudo_labels=pseudo_labels,
             inside=inside,
             making=_describe_making(run),
+            machine=_common([_machine(run)]),
         )
         if len(page.encode()) < LARGEST:
             break
@@ -150,7 +151,9 @@ def open_environment() -> Environment:
     )
     environment.filters["duration"] = _format_duration
     environment.filters["setting"] = _format_setting
-    environment.filters["percent"] = lambda value: f"{value:.0%}".replace("%", " %")
+    environment.filters["percent"] = _percent
+    environment.filters["code"] = _mark_code
+    environment.filters["thousands"] = "{:,}".format
     environment.filters["number"] = lambda value: "–" if value is None else f"{value:.3f}"
     return environment
 
@@ -161,22 +164,26 @@ def _describe_run(entry: Entry) -> str:
     images = tables.count_images(run)
     others = f" and {images['unlabeled']:,} unlabeled" if images["unlabeled"] else ""
     kind = "label" if run.multi_label else "class"
+    part = tables.judged_part(run)
     summary = (
-        f"Given {images['labeled']:,} labeled{others} images and tried on {images['test']:,} test images: "
-        f"shown an image of a {kind} and one that is not, the model tells which is which {scores.auc.value:.0%} "
-        "of the time"
+        f"Given {images['labeled']:,} labeled{others} images and tried on {images[part]:,} {tables.PART_NAMES[part]} "
+        f"images: shown an image of a {kind} and one that is not, the model tells which is which "
+        f"{_percent(scores.auc.value)} of the time"
     )
     by_class = scores.by_class(multi_label=run.multi_label)
-    present = [(each.value, name) for each, name in zip(by_class, run.classes, strict=True) if not isnan(each.value)]
+    present = [(each, name) for each, name in zip(by_class, run.classes, strict=True) if not isnan(each.value)]
     if not present:
         return f"{summary}."
-    (weakest, weakest_name), (strongest, strongest_name) = min(present), max(present)
+    word = "for" if run.multi_label else "of"
+    weakest, strongest = (
+        f"{_percent(each.value)} {word} {name}{f' ({each.count} images)' if each.few else ''}"
+        for each, name in (choose(present, key=lambda pair: (pair[0].value, pair[1])) for choose in (min, max))
+    )
     if run.multi_label:
-        return f"{summary}, from {weakest:.0%} for {weakest_name} to {strongest:.0%} for {strongest_name}."
+        return f"{summary}, from {weakest} to {strongest}."
     return (
-        f"{summary}. It recognises {fmean(value for value, _ in present):.0%} of a class's images on average "
-        f"(95 % interval {scores.mca.low:.0%} to {scores.mca.high:.0%}), "
-        f"from {weakest:.0%} of {weakest_name} to {strongest:.0%} of {strongest_name}."
+        f"{summary}. It recognises {_percent(fmean(each.value for each, _ in present))} of a class's images on average "
+        f"(95 % interval {_percent(scores.mca.low)} to {_percent(scores.mca.high)}), from {weakest} to {strongest}."
     )
 
 
@@ -240,7 +247,7 @@ def _describe_making(run: Run) -> dict[str, dict[str, Any]]:
     """Headings with settings; what was left at None is left out."""
     config = dict(run.config)
     method_settings = config.pop("method_settings")
-    sections = {"Run": config, f"Settings of {config['method']}": method_settings, "Machine": _machine(run)}
+    sections = {"Run": config, f"Settings of {config['method']}": method_settings}
     return {
         heading: {key: value for key, value in items.items() if value is not None}
         for heading, items in sections.items()
@@ -381,8 +388,9 @@ def _describe_coverage(coverage: Coverage) -> str:
     most = [place for place in range(len(coverage.kept)) if coverage.kept[place] <= 0.8]
     place = most[-1] if most else last
     return (
-        f"Deciding alone the model is right in {coverage.right[last]:.0%} of the cases; if a person takes the "
-        f"{1 - coverage.kept[place]:.0%} of which it is least sure, in {coverage.right[place]:.0%} of the others."
+        f"Deciding alone the model is right in {_percent(coverage.right[last])} of the cases; if a person takes the "
+        f"{_percent(1 - coverage.kept[place])} of which it is least sure, in {_percent(coverage.right[place])} of the "
+        "others."
     )
 
 
@@ -419,13 +427,18 @@ def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
             "How well pseudo-labels rank images by each label, against the truth, which the training never sees: their "
             "mean AUC, epoch by epoch."
             if multi_label
-            else "How many pseudo-labels are right, and how many of them alignment changed."
+            else "How many pseudo-labels are right, of all and as a mean over classes"
+            + (", and how many of them alignment changed." if _knowing_flips(summarised) else ".")
         )
         if any(row.get(key) for entry in summarised for row in entry.run.metrics for key in figures.SUMMARY):
             pictures.append(_picture("pseudo-label-summary", partial(figures.draw_pseudo_summary, summarised), caption))
     marginals = ("labeled_marginals", "unlabeled_marginals", "aligned_marginals")
     known = _knowing(entries, *marginals)
     return pictures + ([_picture("distances", partial(figures.draw_distances, known), distant)] if known else [])
+
+
+def _knowing_flips(entries: Sequence[Entry]) -> bool:
+    return any(row.get("flip_rate") for entry in entries for row in entry.run.metrics)
 
 
 def _picture_inside(entries: Sequence[Entry]) -> list[Picture]:
@@ -470,6 +483,16 @@ def _picture(name: str, draw: Callable[..., Figure], caption: str) -> Picture:
     wide = figure.get_figwidth() * 72 > figures.HALF
     narrow = figures.to_svg(draw(narrow=True), caption) if wide else None
     return Picture(name, figures.to_svg(figure, caption), caption, wide, narrow)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")
+
+
+def _mark_code(sentence: str) -> Markup:
+    """What stands between backticks, as code."""
+    parts = enumerate(sentence.split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in parts)
 
 
 def _format_duration(seconds: float) -> str:

@@ -28,8 +28,8 @@ from csda.progress import Reporter
 from csda.report.figures import PALETTE, STYLE
 from csda.research.grid import WIDTH, write_grid
 from csda.review.learning import Learned, align, learn, learn_again, leave_out
+from csda.review.ordering import DEFAULTS, Pool, audit_order, interleave, rank
 from csda.review.ordering import ORDERS as MEANINGS
-from csda.review.ordering import Pool, audit_order, interleave, rank
 from csda.runs import describe_environment, write_csv, write_whole
 from csda.training import configure
 
@@ -129,12 +129,18 @@ def _page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
         for line in lines
     )
     orders = "\n".join(f"- {line['order']}: {MEANINGS[line['order']]}" for line in lines)
+    by_order = {line["order"]: line for line in lines}
+    begun = next((by_order[order] for order in DEFAULTS if order in by_order), None)
+    if begun is None or begun["order"] == "random":
+        verdict = "Random order is all that was replayed."
+    else:
+        sure = begun["mca_low"] > 0
+        verdict = (
+            f"The review page begins with `{begun['order']}`, which is {points(begun, 'mca')} points ahead of random "
+            f"order in MCA{', with an' if sure else ': its'} interval {'' if sure else 'is not '}above zero"
+            f"{'.' if sure else ', so it may be no better than random order.'}"
+        )
     best = max(lines, key=lambda line: float(line["mca_gap"]))
-    verdict = (
-        "with an interval above zero"
-        if best["mca_low"] > 0
-        else "but its interval is not above zero: it may be no better than random order"
-    )
     head = (
         "order", "MCA, mean over the steps", "ahead of random, points", f"MCA with {meta['most']}",
         "AUC, mean", "ahead, points", "labels of the rarest class",
@@ -153,9 +159,8 @@ of the split.
 |{"---|" * len(head)}
 {table}
 
-Furthest ahead of random order in MCA is {best["order"]}, {verdict}. It is the best of several on the same seeds, which
-makes it look better than it is. Intervals are 95 % bootstrap intervals over the {len(meta["seeds"])} seeds. These are
-few, so that the intervals are too narrow rather than too wide.
+{verdict} Furthest ahead on these seeds is `{best["order"]}`; the best of several looks better than it is. Intervals are
+95 % bootstrap intervals over the {len(meta["seeds"])} seeds: with few of them they are too narrow rather than too wide.
 
 {orders}
 

@@ -40,7 +40,7 @@ ORDERS = {
 }
 """Names of the orders, and what each puts first."""
 
-DEFAULTS = ("suspicious", "uncertainty", "diversity", "random")
+DEFAULTS = ("suspicious", "mix", "diversity", "random")
 """What a list begins with: the first of these that what is known allows. How far it is ahead of random order is said in
 results/review; what to begin with before any label was not measured."""
 

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.concurrency import run_in_threadpool
@@ -245,12 +246,14 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
         require(number)
         said = session.said
         known = said is not None and bool(session.confidence[number] == session.confidence[number])
-        aligned = said.aligned if said is not None and known else None
+        aligned = said.aligned[number] if said is not None and said.aligned is not None and known else None
+        if aligned is not None and not np.isfinite(aligned).all():  # an image that came with its label
+            aligned = None
         return Details.model_validate(
             {
                 **item(number),
                 "probs": said.probs[number].tolist() if said is not None and known else None,
-                "aligned": None if aligned is None else aligned[number].tolist(),
+                "aligned": None if aligned is None else aligned.tolist(),
                 "levels": pictures.levels(session.records[number]),
                 "neighbours": session.neighbours(number),
                 "decisions": session.log.count(session.names[number]),

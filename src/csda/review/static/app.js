@@ -273,6 +273,7 @@ function show(item) {
   viewer.show(item.number, page.about.key);
   $("picture").alt = describe(item);
   $("name").textContent = item.name;
+  $("name").title = item.name;
   $("place").textContent = `${page.at + 1} of ${page.items.length} on this page`;
   page.labels = new Set(positionsOf(item.label ?? item.given ?? item.predicted));
   drawChoice(item);
