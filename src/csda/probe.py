@@ -192,7 +192,8 @@ class _Regression:
         from sklearn.exceptions import ConvergenceWarning
 
         self.model.set_params(C=strength, tol=tolerance)
-        with warnings.catch_warnings():
+        # Those that cross-validation looks at may be few where all images are many.
+        with limit_threads(self.values), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # 500 rounds are near enough
             self.model.fit(self.values, self.targets)
         weight = np.zeros((self.num_classes, self.values.shape[1]))
