@@ -33,9 +33,6 @@ from csda.review.ordering import ORDERS as MEANINGS
 from csda.runs import describe_environment, write_csv, write_whole
 from csda.training import configure
 
-DIRECTIONS = 160
-"""Principal directions of the features on which probes are learned: with all 1,280 a seed takes ten times as long."""
-
 ORDERS = ("random", "mix", "uncertainty", "disagreement", "rare", "diversity")
 
 
@@ -58,7 +55,7 @@ def simulate(
             {"data": data, "preset": "features", "method": "linear-probe", "labels": str(plan.first), "seed": seed}
         )
         prepared = prepare_data(config, reporter)
-        features = principal(frozen_features(config, prepared, reporter))
+        features = frozen_features(config, prepared, reporter)
         begun: dict[int, dict[str, Any]] = {}
         for order in orders:
             yield from _replay(prepared, features, plan, seed, order, begun)
@@ -154,7 +151,7 @@ def _page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
 
 The loop of the review page on {meta["data"]}, whose labels are known: {meta["first"]} drawn labels, then
 {meta["step"]} more at a time up to {meta["most"]}, {len(meta["seeds"])} seeds, each with its own split. What is learned
-is a linear probe on {DIRECTIONS} principal directions of the frozen features of the preset `features`; its
+is a linear probe on the frozen features of the preset `features`; its
 regularisation is chosen on the first labels of a seed and kept. As on the page, one image in five is drawn at random
 whatever the order is. Scores are on the test images of the split.
 
@@ -201,13 +198,6 @@ def frozen_features(config: RunConfig, prepared: PreparedData, reporter: Reporte
     weights = read_weights(config.backbone, config.pretrained, config.weights)
     assert weights is not None
     return open_features(config, prepared, weights, torch.device("cpu"), reporter).array
-
-
-def principal(features: npt.NDArray[np.float32], count: int = DIRECTIONS) -> npt.NDArray[np.float32]:
-    """Features [N, W] along the directions in which they vary most [N, count]."""
-    centred = features - features.mean(axis=0)
-    _, directions = np.linalg.eigh(np.cov(centred.T))
-    return np.asarray(centred @ directions[:, ::-1][:, :count], dtype=np.float32)
 
 
 def _replay(
