@@ -142,7 +142,7 @@ def test_too_few_images_promise_nothing() -> None:
     calibration = fit(probs, labels)
     assert calibration.coverages == (0.8,)
     assert "6 images are too few for sets that cover 90%" in calibration.remarks[0]
-    with pytest.raises(ConfigError, match=r"coverage = 0\.9 has no limits in this model, which knows 0\.8"):
+    with pytest.raises(ConfigError, match=r"coverage = 0\.9 has no limits in this model, which has 0\.8"):
         calibration.sets(probs)
 
 

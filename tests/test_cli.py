@@ -131,7 +131,10 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
         (["--source", "radiology"], "source = 'radiology' is unknown; choose one of"),
         (["--set", "device=tpu"], "device = 'tpu' is unknown; give auto, cpu or cuda"),
         (["--labels", "100000"], "100000"),
-        (["--labels", "few"], "`few` is no number of images; write 300, 10% (up to 100%), 20/class or 10% of groups"),
+        (
+            ["--labels", "few"],
+            "`few` is not a number of images; write 300, 10% (up to 100%), 20/class or 10% of groups",
+        ),
         (["--split", "absent.csv"], "absent.csv"),
         (["--resume"], "--resume needs --out"),
     ],
@@ -150,7 +153,7 @@ def test_folders_that_do_not_fit_are_named(csda: Command, tiny_run: Run, tiny_im
     (tmp_path / "empty").mkdir()
     _refused(csda("train", tmp_path / "empty"), "empty holds no images")
     _refused(csda("train", tiny_images, "--out", tiny_run.folder), f"{tiny_run.folder}: holds a run; give --resume")
-    _refused(csda("train", tiny_images, "--out", tiny_images), f"{tiny_images}: not empty, and no run")
+    _refused(csda("train", tiny_images, "--out", tiny_images), f"{tiny_images}: not empty, and not a run")
     changed = csda("train", "--out", tiny_run.folder, "--resume", "--set", "epochs=9", "--seed", "2")
     _refused(changed, f"{tiny_run.folder}: begun with other settings: ", "seed: 0 → 2", "epochs: 3 → 9")
     assert not (tmp_path / "runs").exists()
@@ -159,12 +162,14 @@ def test_folders_that_do_not_fit_are_named(csda: Command, tiny_run: Run, tiny_im
 def test_runs_that_are_none_are_named(csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path) -> None:
     image = tiny_images / "rare" / "00.png"
     for words in (["evaluate", tmp_path], ["predict", tmp_path, image], ["report", tmp_path]):
-        _refused(csda(*words), f"{tmp_path}: no config.toml here, so this is no run folder; give one that `csda train`")
+        _refused(
+            csda(*words), f"{tmp_path}: no config.toml here, so this is not a run folder; give one that `csda train`"
+        )
     unfinished = shutil.copytree(tiny_run.folder, tmp_path / "unfinished")
     for name in ("result.json", "predictions.csv", "history.npz"):
         (unfinished / name).unlink()
     for command in ("evaluate", "report"):
-        _refused(csda(command, unfinished), f"`csda train --out {unfinished} --resume` goes on with it")
+        _refused(csda(command, unfinished), f"`csda train --out {unfinished} --resume` continues it")
 
 
 def test_images_that_cannot_be_read_are_named(csda: Command, tiny_run: Run, tmp_path: Path) -> None:
@@ -176,7 +181,7 @@ def test_images_that_cannot_be_read_are_named(csda: Command, tiny_run: Run, tmp_
     assert not out.exists()
     names = ["absent.png", "good.png", "broken.png", "good.png"]
     code, printed, said = csda("predict", run, *names)
-    assert (code, said.splitlines()[-1]) == (1, "csda: 2 of 4 files could not be used; see the last column")
+    assert (code, said.splitlines()[-1]) == (1, "csda: 2 of 4 files could not be used; see the column error")
     header, *rows = csv.reader(printed.splitlines())
     assert header == ["image", "predicted", "confidence", "unsure", "set", *tiny_run.classes, "error"]
     assert [row[0] for row in rows] == names
@@ -201,7 +206,7 @@ def test_predict_says_that_a_run_has_not_finished(csda: Command, tiny_run: Run, 
     run = shutil.copytree(tiny_run.folder, tmp_path / "unfinished")
     (run / "result.json").unlink()
     code, printed, said = csda("predict", run, "good.png")
-    assert (code, said) == (0, f"csda: {run}: still training, or cut off; this is its best model so far\n")
+    assert (code, said) == (0, f"csda: {run}: not finished; this is its best model so far\n")
     assert printed == csda("predict", tiny_run.folder, "good.png")[1]
 
 
@@ -241,4 +246,4 @@ def test_data_check_takes_the_settings_of_a_training(csda: Command, tmp_path: Pa
     assert "no column `label`" in output
     code, output, _ = csda("data", "check", tmp_path, "--set", "label_column=finding")
     assert code == 0
-    assert "Nothing here would stop a training." in output
+    assert "Nothing would stop a training." in output

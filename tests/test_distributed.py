@@ -170,8 +170,8 @@ def test_different_images_are_refused_by_all_processes(difference: str, tiny_ima
     else:
         image.unlink()
     expected = (
-        "DataError: images: images, labels or groups of process 1 are not those of process 0; give all processes the "
-        "same data, under the same path"
+        "DataError: images: images, labels or groups of process 1 differ from those of process 0; give all processes "
+        "the same data, under the same path"
     )
     assert _train_apart(tmp_path) == [expected] * 2
     assert not (tmp_path / "run").exists()
@@ -209,8 +209,8 @@ def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tiny_imag
     assert died.returncode == 1
     [message] = [line for line in died.stderr.splitlines() if line.startswith("csda: ")]
     assert message == (
-        "csda: stopped, since another process of this training ended or all were told to; "
-        "it goes on with --resume and its folder as --out, on any number of processes"
+        "csda: stopped, because another process of this training ended or all were told to stop; "
+        "continue with --resume and its folder as --out, on any number of processes"
     )
     # What the first process prints, and it alone.
     assert died.stdout.count("epoch 1/3") == died.stdout.count("epoch 2/3") == 1
@@ -228,7 +228,7 @@ def test_a_mistake_is_told_once(tiny_images: Path, tmp_path: Path) -> None:
     refused = _torchrun("-m", "csda", *arguments(tiny_images, tmp_path, {}))
     assert refused.returncode == 1
     assert [line for line in refused.stderr.splitlines() if line.startswith("csda: ")] == [
-        f"csda: {tmp_path}: not empty, and no run; give another --out"
+        f"csda: {tmp_path}: not empty, and not a run; give another --out"
     ]
 
 

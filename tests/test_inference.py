@@ -124,7 +124,7 @@ main()
     assert killed.returncode == -signal.SIGKILL
     assert not out.exists()
     assert len(_rows(partial_of(out))) == 1 + 24 + 1
-    with pytest.raises(RunError, match=r"table\.csv\.partial: left of a call that was cut off; give --resume"):
+    with pytest.raises(RunError, match=r"table\.csv\.partial: left by an interrupted call; give --resume"):
         predict_table(run, [images], out)
     with pytest.raises(RunError, match="begun with another model or other options"):
         predict_table(run, [images], out, resume=True, tta=True)

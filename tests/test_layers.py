@@ -144,7 +144,10 @@ main()
     for command in (["reproduce", "table1"], ["bench", "step"], ["bench", "data", "."], ["bench", "scale"]):
         refused = csda_alone(*command)
         assert refused.returncode == 2
-        assert refused.stderr == "csda: this command needs csda.research, which is not installed; install csda whole\n"
+        assert (
+            refused.stderr
+            == "csda: this command needs csda.research, which is not installed; install the whole package\n"
+        )
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_pseudo_labels_are_probabilities(name: str, multi_label: bool) -> None:
 
 
 def test_a_method_that_cannot_take_several_labels_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"'fixmatch' needs one class an image.*choose self-train, glm, nm, bis"):
+    with pytest.raises(ConfigError, match=r"'fixmatch' needs one class per image.*choose self-train, glm, nm, bis"):
         make_training("fixmatch", multi_label=True)
 
 

@@ -297,7 +297,7 @@ def test_the_best_model_goes_back_to_the_checkpoint(stopped: Path, tiny_images: 
 
 def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(RunError, match=r"no config\.toml here, so this is no run folder"):
+        with pytest.raises(RunError, match=r"no config\.toml here, so this is not a run folder"):
             Run(folder)
 
 
@@ -380,13 +380,13 @@ def test_a_read_only_place_is_named(tiny_images: Path, tmp_path: Path, monkeypat
 
 def test_a_folder_in_use_is_left_alone(tiny_run: Run, tiny_images: Path, tmp_path: Path) -> None:
     before = {entry.name: entry.stat().st_mtime_ns for entry in tiny_run.folder.iterdir()}
-    with pytest.raises(RunError, match=r"holds a run; give --resume to go on with it, or another --out"):
+    with pytest.raises(RunError, match=r"holds a run; give --resume to continue it, or another --out"):
         train_tiny(tiny_images, tiny_run.folder)
     assert {entry.name: entry.stat().st_mtime_ns for entry in tiny_run.folder.iterdir()} == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "split.csv").write_text("precious")
     for resume in (False, True):
-        with pytest.raises(RunError, match=r"mine: not empty, and no run; give another --out"):
+        with pytest.raises(RunError, match=r"mine: not empty, and not a run; give another --out"):
             train_tiny(tiny_images, tmp_path / "mine", resume=resume)
     assert (tmp_path / "mine" / "split.csv").read_text() == "precious"
 

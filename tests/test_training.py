@@ -103,7 +103,7 @@ def test_the_estimate_of_the_time_changes_nothing(
     )
     assert measured[0] > 0
     assert reporter.steps == 12
-    assert any("validation images will choose the epoch, which is next to chance" in note for note in reporter.notes)
+    assert any("validation images choose the epoch, which is almost random" in note for note in reporter.notes)
 
 
 def test_where_nobody_reads_it_no_time_is_estimated(

@@ -1,6 +1,6 @@
-"""Few labels, many images, rare classes: class-specific distribution alignment for medical image classification.
+"""Train medical image classifiers from few labeled and many unlabeled images, where some classes are rare.
 
-The names below load when first used, so that `import csda` costs nothing.
+The names below are imported when first used, so `import csda` is fast.
 """
 
 from __future__ import annotations

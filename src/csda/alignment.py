@@ -56,10 +56,9 @@ def change_basis(matrix: Tensor, unlabeled: Tensor) -> Tensor:
 
 
 def estimate_basis(labeled: Tensor, unlabeled: Tensor, ridge: float) -> Tensor:
-    """Eq. (7), solved for M. The minimum of ‖M λ^u − λ^x‖² + ρ ‖M − 1‖², which is (λ^x λ^uᵀ + ρ 1)(λ^u λ^uᵀ + ρ 1)⁻¹.
-
-    As ρ → 0 it explains λ^x wholly, where rows of λ^u are independent, and alignment with `change_basis(M, λ^u)` is
-    that with λ^x, the paper's diagonal case; as ρ → ∞ it is 1, and nothing is aligned.
+    """Eq. (7), solved for M. M minimises ‖M λ^u − λ^x‖² + ρ ‖M − 1‖² and equals (λ^x λ^uᵀ + ρ 1)(λ^u λ^uᵀ + ρ 1)⁻¹. As
+    ρ → 0, and if the rows of λ^u are independent, M λ^u = λ^x, and alignment with `change_basis(M, λ^u)` is the paper's
+    diagonal case. As ρ → ∞, M is the identity and alignment changes nothing.
 
     Args:
         labeled: λ^x [n, n].
@@ -139,8 +138,8 @@ def align_agnostic(probs: Tensor, labeled: Tensor, unlabeled: Tensor) -> Tensor:
 def class_sums(probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Eq. (12), before its division. Σ_k p(x_k) over the samples k of class i, and their number K_i.
 
-    The quotient of the two is the batch's λ_i, and its i-th element c_i = 1/K_i · Σ_k p(x_k)|_i. They are kept apart
-    because sums and numbers add up over processes and quotients do not.
+    The quotient of the two is the batch's λ_i, and its i-th element c_i = 1/K_i · Σ_k p(x_k)|_i. Both are returned, not
+    their quotient, because sums and counts can be added up over processes.
 
     Args:
         probs: p [B, n].
@@ -155,17 +154,16 @@ def class_sums(probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
             [0.1000, 0.9000]])
     """
     members = classes[..., None] == torch.arange(probs.shape[-1], device=probs.device)
-    # In double precision, since a single one is rounded further under autocast, or with TF32 allowed.
+    # In double precision: autocast and TF32 would round a product in single precision.
     sums = torch.einsum("b...i,b...j->...ij", members.double(), probs.double())
     return sums.to(probs.dtype), members.sum(0)
 
 
 def shrink(rows: Tensor, numbers: Tensor, strength: float) -> Tensor:
-    """K_i λ_i + κ: how often each class was met in the samples of row i, with κ more of every class.
+    """K_i λ_i + κ: the counts of each class among the samples of row i, plus κ for every class.
 
-    Alignment with both marginals as such counts multiplies by (K_i λ_i^x|_j + κ) / (K_i λ_i^u|_j + κ): near Eq. (9)
-    where a cell rests on many labeled samples, and near one where it rests on few, so that what few samples say of a
-    rare class changes little.
+    Alignment with such counts multiplies by (K_i λ_i^x|_j + κ) / (K_i λ_i^u|_j + κ). With many labeled samples this is
+    close to Eq. (9), with few it is close to 1. So a few samples of a rare class change a prediction little.
 
     Args:
         rows: λ [n, n].
@@ -183,8 +181,8 @@ def shift_weights(shares: Tensor, mean: Tensor, ridge: float) -> Tensor:
     """Black-box shift estimation: the w ≥ 0 near the minimum of ‖Ĉ w − μ‖² + ρ ‖w − 1‖².
 
     w_k is how many times as frequent class k is among the unlabeled samples (Lipton et al., "Detecting and correcting
-    for label shift with black box predictors", 2018; the ridge as in Azizzadenesheli et al., 2019). The unlabeled
-    class prior is Normalize(w ⊗ π), π being the labeled one.
+    for label shift with black box predictors", 2018; the ridge as in Azizzadenesheli et al., 2019). The unlabeled class
+    prior is Normalize(w ⊗ π), where π is the labeled class prior.
 
     Args:
         shares: Ĉ [n, n], the part of all labeled predictions that lies on class j for samples labeled k, at [j, k].
@@ -242,11 +240,11 @@ def absent_rows(labeled: Tensor, unlabeled: Tensor) -> Tensor:
 
 
 def temperatures(labeled_confidence: Tensor, floor: float = 0.0) -> Tensor:
-    """Eq. (14). T_i = 1 − c_i^x, and not below `floor`.
+    """Eq. (14). T_i = max(1 − c_i^x, floor).
 
     Args:
         labeled_confidence: c^x [n].
-        floor: the least temperature; the paper has none.
+        floor: lower bound of the temperatures; the paper has none.
 
     >>> temperatures(torch.tensor([0.75, 0.5]))
     tensor([0.2500, 0.5000])
@@ -269,17 +267,17 @@ def temper(labeled: Tensor, temperatures: Tensor) -> Tensor:
 
 
 def queue_lengths(confidence: Tensor, capacity: int, gamma: float, minimum: int = 0) -> Tensor:
-    """Eq. (15). len_i = ⌊L · (c_i^x)^γ / Σ_k (c_k^x)^γ⌋; lengths are equal where all confidence is zero.
+    """Eq. (15). len_i = ⌊L · (c_i^x)^γ / Σ_k (c_k^x)^γ⌋; all lengths are equal if all confidences are zero.
 
-    A share that lies below an integer by less than a millionth of itself counts as that integer, so that rounding
-    cannot cost a slot: three equal classes share nine slots as 3, 3, 3. The lengths still never exceed L together.
-    With a `minimum` each class has that many slots in advance, and Eq. (15) divides the rest.
+    A share that is below an integer by less than one millionth of its value is rounded up to it, so that floating-point
+    error does not cost a slot: three equal classes share nine slots as 3, 3, 3. The sum of the lengths never exceeds L.
+    Each class first gets `minimum` slots, and Eq. (15) divides the rest.
 
     Args:
         confidence: c^x [n].
         capacity: L, less than half a million.
         gamma: γ; 0 makes all lengths equal, 1 proportional to the confidence.
-        minimum: slots that every class has at least; the paper has none.
+        minimum: smallest number of slots of a class; the paper has none.
 
     Returns:
         int64 [n].
@@ -325,7 +323,7 @@ def admitted(aligned: Tensor, thresholds: Tensor) -> Tensor:
 def _invert(matrix: Tensor) -> Tensor:
     """The inverse of positive definite matrices [..., n, n], by Gauss and Jordan.
 
-    Element by element, since the solvers of a GPU look at what they found on the host.
+    Written element by element, because torch's GPU solvers copy their status to the host.
     """
     n = matrix.shape[-1]
     identity = torch.eye(n, dtype=matrix.dtype, device=matrix.device)

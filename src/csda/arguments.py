@@ -1,7 +1,7 @@
-"""Check arguments of the library: a `ValueError` names the argument and its allowed values.
+"""Check arguments of the public classes: a `ValueError` names the argument and its allowed values.
 
-Shapes and Python numbers are checked always. The values of labels are checked where that copies nothing from a GPU, so
-that a step which checks its arguments can be captured in a CUDA graph.
+Shapes and Python numbers are always checked. Values of labels are checked only if that copies nothing from a GPU, so
+that a training step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def require_shape(name: str, values: Tensor, *shape: int) -> None:
 
 
 def require_labels(labels: Tensor, num_classes: int) -> None:
-    """Whole numbers from 0 to n − 1; NumPy looks at them where they lie, or at a copy of what lies on a GPU."""
+    """Require whole numbers from 0 to n − 1."""
     values = labels.numpy(force=True)
     outside = values[(values < 0) | (values >= num_classes) | (values != np.floor(values))]
     if len(outside):
@@ -51,5 +51,5 @@ def require_labels(labels: Tensor, num_classes: int) -> None:
 
 
 def readable(values: Tensor) -> bool:
-    """Whether values can be looked at without waiting for a GPU, and outside of a function that is being compiled."""
+    """Whether values can be read without waiting for a GPU, and outside of a function that is being compiled."""
     return values.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -1,19 +1,18 @@
 """Calibrated probabilities, and sets of classes with a stated coverage; NumPy only.
 
-A temperature T is fitted to predictions on images that the network was not trained on: calibrated probabilities are
-proportional to p^(1/T), of one label among several p^(1/T) against (1 − p)^(1/T) (Guo et al., 2017). The order of the
-classes of an image stays as it is.
+A temperature T is fitted to predictions on images that the network was not trained on. Calibrated probabilities are
+proportional to p^(1/T); with several labels per image, p^(1/T) is normalised with (1 − p)^(1/T) (Guo et al., 2017). The
+order of the classes of an image does not change.
 
-A conformal set holds every class whose score 1 − p is at most a limit. The limit of a class is the ⌈(m + 1) c⌉-th
-smallest score of its m images, so that of further images of this class at least a share c, the coverage, have their
-class in the set, if they are drawn like these (Vovk et al., 2005; Sadinle et al., 2019). A class with too few images
-for that is pooled with the next more frequent one, and the coverage is that of the pool. The most probable class is
-always in the set, which can only widen it: no set is empty. With several labels an image, each label has a set of its
-own, absent or present or both.
+A conformal set holds every class with a score 1 − p up to a limit. The limit of a class is the ⌈(m + 1) c⌉-th smallest
+score of its m images. New images of this class, drawn from the same distribution, have their class in the set with a
+probability of at least c, the coverage (Vovk et al., 2005; Sadinle et al., 2019). A class with too few images is pooled
+with the next more frequent one, and the coverage holds for the pool. The most probable class is always in the set, so
+no set is empty. With several labels per image, each label has its own set: absent, present or both.
 
-The images that chose the best epoch and gave the temperature give the limits, too, so that the promise is a little
-optimistic where they are few. Predictions out of fold are of models that learned from fewer labels, so that limits
-fitted to these are rather a little wide.
+The same images choose the best epoch, the temperature and the limits, so with few images the coverage is slightly too
+optimistic. Out-of-fold predictions come from models trained on fewer labels, so limits fitted to them are slightly too
+wide.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ Floats = npt.NDArray[np.float64]
 
 FORMAT = 1
 COVERAGES = (0.8, 0.9, 0.95)
-"""Coverages that limits are kept for."""
+"""Coverages for which limits are stored."""
 
 COVERAGE = 0.9
-"""The one that is used unless another is asked for."""
+"""The default coverage."""
 
 LEAST = 5
-"""Images with a label, and images without it, that a threshold of its own needs."""
+"""A label gets its own threshold if at least so many images have it and as many do not."""
 
 SMALLEST = 1e-12
 HOTTEST = 20.0
@@ -49,10 +48,10 @@ HOTTEST = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest scores within a set, for one coverage: [n], of several labels an image [n][2], absent and present.
+    """Largest scores within a set, for one coverage: [n]; with several labels per image [n][2], absent and present.
 
-    `pools` lists classes whose images were taken together; of several labels an image, each entry is a label whose two
-    sides were. `counts` are the images behind each limit.
+    `pools` lists the classes that were pooled; with several labels per image, the labels with both sides pooled.
+    `counts` are the numbers of images behind each limit.
     """
 
     coverage: float
@@ -63,14 +62,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was fitted, and to how many images; `before` and `after` are NLL and calibration error on these."""
+    """Fitted values and the number of images behind them; `before` and `after` are NLL and calibration error there."""
 
     fitted_on: str
     images: int
     multi_label: bool
     temperature: float
     thresholds: tuple[float, ...] | None
-    """From which calibrated probability on each label is predicted, where an image may have several."""
+    """For each label, the calibrated probability from which on it is predicted; None if an image has one class."""
     levels: tuple[Limits, ...]
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -81,15 +80,15 @@ class Calibration:
         return metrics.scale_temperature(probs, self.temperature, multi_label=self.multi_label)
 
     def decide(self, calibrated: Array) -> npt.NDArray[np.intp]:
-        """The most probable class [N], or 0/1 [N, n] by the thresholds of the labels, of calibrated probabilities."""
+        """From calibrated probabilities, the most probable class [N], or 0/1 [N, n] by the labels' thresholds."""
         if self.thresholds is None:
             return np.asarray(calibrated.argmax(axis=-1))
         return (calibrated >= np.array(self.thresholds)).astype(np.intp)
 
     def sets(self, calibrated: Array, coverage: float = COVERAGE) -> npt.NDArray[np.bool_]:
-        """Which classes are in the set of each image [N, n]; of several labels [N, n, 2], absent and present."""
+        """The classes in the set of each image, bool [N, n]; with several labels [N, n, 2], absent and present."""
         limits = np.array(self.level(coverage).limits)
-        # Limits are kept in double precision; an image of its own limit is within it.
+        # Limits are in double precision, so that the image that defines a limit is within it.
         scores = _scores(np.asarray(calibrated, dtype=np.float64), self.multi_label)
         within: npt.NDArray[np.bool_] = scores <= limits + 1e-9
         decided = self.decide(calibrated)
@@ -97,7 +96,7 @@ class Calibration:
         return within | sides
 
     def unsure(self, calibrated: Array, coverage: float = COVERAGE) -> npt.NDArray[np.bool_]:
-        """Whether the set of an image holds more than one class, or that of one of its labels more than one side."""
+        """Whether the set of an image holds more than one class, or the set of one of its labels both sides."""
         sizes = self.sets(calibrated, coverage).sum(axis=-1)
         return np.asarray((sizes > 1).any(axis=-1) if self.multi_label else sizes > 1)
 
@@ -107,7 +106,7 @@ class Calibration:
                 return level
         known = ", ".join(f"{level.coverage:g}" for level in self.levels)
         raise ConfigError(
-            f"coverage = {coverage:g} has no limits in this model, which knows {known or 'none'}; choose among these"
+            f"coverage = {coverage:g} has no limits in this model, which has {known or 'none'}; choose among these"
             if known
             else f"this model was fitted to {self.images} images, too few for any coverage; leave sets out"
         )
@@ -121,7 +120,7 @@ class Calibration:
 
 
 def from_json(content: Any, classes: int) -> Calibration:
-    """What `as_json` gave; a `ValueError` for anything else."""
+    """Read the output of `as_json`; raises `ValueError` for anything else."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"no calibration of format {FORMAT}")
     fields = {name: value for name, value in content.items() if name != "format"}
@@ -185,9 +184,10 @@ def fit(probs: Array, labels: Array, fitted_on: str = "validation") -> Calibrati
 
 
 def fit_temperature(probs: Array, labels: Array) -> float:
-    """The T of least negative log-likelihood, with a standard normal prior on log T.
+    """The temperature T that minimises the negative log-likelihood, with a standard normal prior on log T.
 
-    The prior keeps a few images that are all classified correctly from implying certainty; among many it has no weight.
+    Without the prior, a few images that are all classified correctly would give T = 0. With many images it has no
+    effect.
     """
     multi_label = labels.ndim == 2
     logits = np.log(_sides(np.asarray(probs, dtype=np.float64), multi_label).clip(SMALLEST))
@@ -214,15 +214,15 @@ def fit_temperature(probs: Array, labels: Array) -> float:
 
 
 def measure(probs: Array, labels: Array) -> dict[str, float]:
-    """Mean negative log-likelihood of the labels, and how far confidence is from accuracy over bins of confidence."""
+    """Mean negative log-likelihood of the labels, and the expected calibration error."""
     return {"nll": metrics.log_loss(probs, labels), "calibration_error": metrics.calibration_error(probs, labels)}
 
 
 def estimate_frequencies(probs: Array, before: Array, *, multi_label: bool = False, rounds: int = 1000) -> Floats:
     """Class frequencies of unlabeled images by expectation maximisation (Saerens et al., 2002).
 
-    `probs` are calibrated for the frequencies `before`; what distinguishes the images of a class is taken to be the
-    same here and there.
+    `probs` are calibrated for the frequencies `before`. The appearance of each class is assumed to be the same in both
+    sets.
     """
     estimate = np.asarray(before, dtype=np.float64)
     for _ in range(rounds):
@@ -234,13 +234,13 @@ def estimate_frequencies(probs: Array, before: Array, *, multi_label: bool = Fal
 
 
 def quantile(scores: Array, coverage: float) -> float | None:
-    """The ⌈(m + 1) c⌉-th smallest of m scores; None where m is too small for there to be one."""
+    """The ⌈(m + 1) c⌉-th smallest of m scores; None if m is too small."""
     place = math.ceil((len(scores) + 1) * coverage - 1e-9)
     return None if place > len(scores) else float(np.sort(scores)[place - 1])
 
 
 def pool_classes(counts: Sequence[int], coverage: float) -> list[list[int]]:
-    """Groups of classes with enough images each, rare ones with the next more frequent; none where all are too few."""
+    """Groups of classes with enough images, rare ones pooled with the next more frequent; empty if not possible."""
     groups: list[list[int]] = []
     pending: list[int] = []
     for position in np.argsort(counts, kind="stable").tolist():
@@ -248,7 +248,7 @@ def pool_classes(counts: Sequence[int], coverage: float) -> list[list[int]]:
         if quantile(np.zeros(sum(counts[each] for each in pending)), coverage) is not None:
             groups.append(pending)
             pending = []
-    if pending and groups:  # the most frequent class always closes a group if any does
+    if pending and groups:  # the group of the most frequent class is complete if any is
         groups[-1] += pending
     return groups
 
@@ -281,7 +281,7 @@ def _fit_limits(calibrated: Floats, labels: Array, coverage: float) -> Limits | 
 
 
 def _fit_thresholds(calibrated: Floats, labels: Array) -> list[float]:
-    """For each label the threshold of the best mean of the two recalls; one half where either side is too small."""
+    """For each label the threshold with the best mean of the two recalls; 0.5 if either side has too few images."""
     thresholds = []
     for scores, truth in zip(calibrated.T, labels.T.astype(bool), strict=True):
         if min(truth.sum(), (~truth).sum()) < LEAST:
@@ -289,7 +289,7 @@ def _fit_thresholds(calibrated: Floats, labels: Array) -> list[float]:
             continue
         order = np.argsort(scores)
         sorted_scores, sorted_truth = scores[order], truth[order]
-        # Cut before position i: all from i on are called present.
+        # Cut before position i: all images from i on are predicted as present.
         missed = np.concatenate([[0], np.cumsum(sorted_truth)]) / truth.sum()
         rejected = np.concatenate([[0], np.cumsum(~sorted_truth)]) / (~truth).sum()
         edges = np.concatenate([[0.0], sorted_scores, [1.0]])
@@ -301,7 +301,7 @@ def _fit_thresholds(calibrated: Floats, labels: Array) -> list[float]:
 
 
 def _sides(probs: Floats, multi_label: bool) -> Floats:
-    """Distributions along the last axis: over the classes, or over absent and present for each label."""
+    """Distributions along the last axis: over the classes, or over (absent, present) for each label."""
     return np.stack([1 - probs, probs], axis=-1) if multi_label else probs
 
 

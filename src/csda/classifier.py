@@ -38,24 +38,24 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A linear classifier on features that learns from labeled and unlabeled samples.
 
     `fit(X, y)` takes `y = -1` for samples without a label, as scikit-learn's `SelfTrainingClassifier` does. X are
-    feature vectors [N, W], or images, as an array [N, H, W, C] or paths, whose features a pretrained network computes
-    (`csda[pretrained]`). Where all samples have labels it is logistic regression. Class frequencies are left out of the
-    predictions, so that rare classes are found; this costs accuracy where one class is most of the data.
+    feature vectors [N, W], or images as an array [N, H, W, C] or as paths. A pretrained network computes the features
+    of images (`csda[pretrained]`). If all samples have labels it is logistic regression. Predictions are made for equal
+    class frequencies, so that rare classes are found. If most samples are of one class, this lowers the accuracy.
 
     Args:
         method: one of `csda methods` that trains a head on features.
         epochs: passes of `steps_per_epoch` steps.
         steps_per_epoch: steps of each.
-        image_size: pixels of a side that images are resized to.
+        image_size: images are resized to squares with this side in pixels.
         device: auto, cpu or cuda.
         random_state: seed of the training.
         settings: further settings of the preset `features` by name.
 
     Attributes:
         classes_: the classes, sorted.
-        coef_: weights [n, W] for features as they are given.
+        coef_: weights [n, W] for the features as given (not standardised).
         intercept_: biases [n].
-        n_features_in_: features of a sample.
+        n_features_in_: number of features of a sample.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """Logits [N, n]; of two classes, as scikit-learn has it, the difference [N]."""
+        """Logits [N, n]; with two classes their difference [N], as scikit-learn defines it."""
         logits = self._logits(X)
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
@@ -123,13 +123,13 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if are_images(X):
             values = self._features(X)
             if values.shape[1] != self.n_features_in_:
-                raise ValueError("X are images, and the classifier was fitted to feature vectors; give these")
+                raise ValueError("X are images, but the classifier was fitted to feature vectors; give feature vectors")
         else:
             values = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(values @ self.coef_.T + self.intercept_)
 
     def _learn(self, values: Array, missing: Array, targets: Array) -> tuple[Array, Array]:
-        """The head that the method learns, for features as they are."""
+        """Train the head, and convert it to features that are not standardised."""
         method = self.method if missing.any() else "linear-probe"
         chosen = {
             "preset": "features",
@@ -141,7 +141,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             **(self.settings or {}),
         }
         own = METHODS["linear-probe"].settings.model_fields.keys() if method != self.method else None
-        if own is not None:  # settings of a method that there is nothing to do for
+        if own is not None:  # every sample has a label: logistic regression alone
             common = configure({"preset": "features", "method": method}).model_dump().keys()
             chosen = {name: value for name, value in chosen.items() if name in common | own}
         try:
@@ -180,7 +180,7 @@ def _pixels(image: Any, size: int) -> Array:
 
 @lru_cache(maxsize=2)
 def _extractor(image_size: int, device: str) -> Extractor:
-    """The pretrained network of the preset `features`, built once; no classifier holds it, so that these stay small."""
+    """The pretrained network of the preset `features`, built once and shared, so that classifiers stay small."""
     preset = PRESETS["features"].run
     weights = read_weights(preset["backbone"], True, None)
     body = build_body(preset["backbone"], image_size, 3, preset["feature_stages"], weights)
@@ -188,7 +188,7 @@ def _extractor(image_size: int, device: str) -> Extractor:
 
 
 def _as_data(values: Array, missing: Array, targets: Array, classes: int) -> tuple[PreparedData, Features]:
-    """Feature vectors as a training takes them. The labeled ones stand in for test images, which are not evaluated."""
+    """Feature vectors as training data. The labeled ones also fill the test part, which is not evaluated."""
     labels: list[int | None] = [None] * len(values)
     for row, target in zip(np.flatnonzero(~missing).tolist(), targets.tolist(), strict=True):
         labels[row] = target

@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs when it runs, so that help is immediate."""
+"""The command line. Each command imports what it needs when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ import typer
 from csda.errors import CsdaError, DataError, is_out_of_memory
 
 app = typer.Typer(
-    help="Few labels, many images, rare classes: semi-supervised classification of medical images.",
+    help="Train medical image classifiers from few labeled and many unlabeled images.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-data_app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(help="Check data before training on it.", no_args_is_help=True, rich_markup_mode=None)
 cache_app = typer.Typer(rich_markup_mode=None)
 bench_app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True, rich_markup_mode=None)
 weights_app = typer.Typer(rich_markup_mode=None)
-labels_app = typer.Typer(help="What was decided on the review page.", no_args_is_help=True, rich_markup_mode=None)
+labels_app = typer.Typer(help="Labels from the review page.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(labels_app, name="labels")
 app.add_typer(weights_app, name="weights")
 app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 
-Data = Annotated[str | None, typer.Argument(help="Folder of images; without it the drawn set 'synthetic'.")]
+Data = Annotated[str | None, typer.Argument(help="Folder of images.  [default: drawn images, 'synthetic']")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder that `csda train` made.")]
 Preset = Annotated[
     str | None,
     typer.Option(help="strong (own images on a GPU), features (without one), paper, default or quick."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines, no bars: for log files.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print plain lines instead of bars, for log files.")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see `csda methods`.")
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="Times that each is measured.")]
-Seconds = Annotated[float, typer.Option(help="After so long nothing new is begun.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of measurements of each.")]
+Seconds = Annotated[float, typer.Option(help="Start no new measurement after this many seconds.")]
 FiguresFile = Annotated[Path | None, typer.Option(help="JSON to write.")]
 
 
@@ -56,7 +56,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -72,16 +72,16 @@ def train(
     labels: Annotated[str | None, typer.Option(help="Labels to keep: 300, 10%, 20/class or 10% of groups.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, split and training.  [default: 0]")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: a new one under runs/]")] = None,
-    source: Annotated[str | None, typer.Option(help="How to read DATA, where its layout does not tell.")] = None,
+    source: Annotated[str | None, typer.Option(help="Format of DATA.  [default: recognised from its files]")] = None,
     split: Annotated[str | None, typer.Option(help="Split CSV, or the folder with a set's published lists.")] = None,
     labels_from: Annotated[
-        Path | None, typer.Option(help="Run, or review of a folder, whose labels.csv adds labels.")
+        Path | None, typer.Option(help="Run or review folder with a labels.csv of new labels.")
     ] = None,
     settings: Assignments = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a classifier: labels and unlabeled images in, a run folder with model and report out."""
+    """Train a classifier and write a run folder with model, predictions and report."""
     from csda.config import parse_assignments
     from csda.distributed import is_first
     from csda.progress import choose_reporter
@@ -121,19 +121,19 @@ def train(
 def evaluate(
     run: RunFolder,
     data: Annotated[
-        str | None, typer.Argument(help="Folder of labeled images from elsewhere; without it its own test images.")
+        str | None, typer.Argument(help="Folder of labeled images.  [default: the run's test images]")
     ] = None,
-    source: Annotated[str | None, typer.Option(help="How to read DATA, where its layout does not tell.")] = None,
+    source: Annotated[str | None, typer.Option(help="Format of DATA.  [default: recognised from its files]")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for report, figures and predictions on DATA.")] = None,
     settings: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
-    """Print what a run achieves on its test images, or on others, with 95 % intervals; before its end, so far."""
+    """Print the figures of a run, finished or not, on its test images or on others, with 95 % intervals."""
     from csda.runs import Run
 
     if data is None:
         if source or out or settings:
-            raise CsdaError("--source, --out and --set are about images from elsewhere; name their folder, too")
+            raise CsdaError("--source, --out and --set need DATA; give a folder of labeled images")
         from csda.report.tables import run_table, warn
         from csda.runs import open_run
 
@@ -164,34 +164,35 @@ def predict(
     images: Annotated[
         list[str], typer.Argument(help="Image files, folders of them, patterns, or lists (.txt, or .csv with `image`).")
     ],
-    out: Annotated[Path | None, typer.Option(help="CSV to write; printed without it.")] = None,
-    tta: Annotated[bool, typer.Option("--tta", help="Predict as the mean over mirror images.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with --out where an earlier call stopped.")] = False,
+    out: Annotated[Path | None, typer.Option(help="CSV to write.  [default: print it]")] = None,
+    tta: Annotated[bool, typer.Option("--tta", help="Average predictions over mirrored copies of each image.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the table in --out.")] = False,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Threads that decode, or workers of Ray.  [default: one a core or GPU]")
+        int | None, typer.Option(min=1, help="Decoding threads, or Ray workers.  [default: one per core or GPU]")
     ] = None,
     launcher: Annotated[
-        Literal["threads", "ray"], typer.Option(help="Threads here, or workers of Ray on many machines.")
+        Literal["threads", "ray"], typer.Option(help="Threads on this machine, or Ray workers on several.")
     ] = "threads",
     coverage: Annotated[
-        float | None, typer.Option(help="Share of sets that hold the class: 0.8, 0.9 or 0.95.  [default: 0.9]")
+        float | None,
+        typer.Option(help="Share of images with their class in the set: 0.8, 0.9 or 0.95.  [default: 0.9]"),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Classify images with the model of a run: a CSV with a row for each image and a column for each class.
+    """Classify images and write a CSV with a row for each image and a column for each class.
 
-    An image is unsure where more than one class is in its set, which holds the right one in a share of `--coverage`.
-    An image that cannot be used has what is wrong with it in the last column, and the exit code is then 1.
+    Each image has a set of classes that holds its class with the probability `--coverage`; it is unsure if the set has
+    more than one. If an image cannot be used, the last column says why, and the exit code is 1.
     """
     from csda.inference import predict_table
     from csda.progress import choose_reporter
     from csda.runs import Run
 
     if resume and out is None:
-        raise CsdaError("--resume needs --out, the table to go on with")
+        raise CsdaError("--resume needs --out, the table to continue")
     remark = None
     if not Run(run).finished:
-        remark = "still training, or cut off; this is its best model so far"
+        remark = "not finished; this is its best model so far"
     elif (fitted := Run(run).calibration) is None or fitted.remarks:
         remark = "; ".join(fitted.remarks) if fitted else "not calibrated; nothing is called unsure"
     with choose_reporter(quiet) as reporter:
@@ -212,7 +213,7 @@ def predict(
     if out is not None:
         print(_printable(f"{done.files - done.unusable} predictions in {out}"))
     if done.unusable:
-        print(f"csda: {done.unusable} of {done.files} files could not be used; see the last column", file=sys.stderr)
+        print(f"csda: {done.unusable} of {done.files} files could not be used; see the column error", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -220,19 +221,17 @@ def predict(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
     out: Annotated[Path | None, typer.Option(help="Page to write for several runs.")] = None,
-    no_images: Annotated[
-        bool, typer.Option("--no-images", help="Leave images out, where they may not leave the place they lie.")
-    ] = False,
+    no_images: Annotated[bool, typer.Option("--no-images", help="Put no images into the page.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Write nothing: compare all files of the runs with their checksums.")
+        bool, typer.Option("--verify", help="Write nothing, compare all files of the runs with their checksums.")
     ] = False,
 ) -> None:
-    """Write the report of a run, finished or not, or one that compares several."""
+    """Write the report of a run, or a page that compares several runs. Works on unfinished runs."""
     if verify:
         from csda.runs import Run
 
         for run in runs:
-            print(f"{run}: {Run(run).verify()} files fit their checksums")
+            print(f"{run}: {Run(run).verify()} files match their checksums")
         return
     from csda.report import write_comparison, write_report
 
@@ -248,10 +247,11 @@ def export(
     to: Annotated[Literal["onnx", "torch", "monai"], typer.Option(help="ONNX, torch.export, or a MONAI bundle.")],
     out: Annotated[Path | None, typer.Option(help="New folder to write.  [default: RUN-onnx and so on]")] = None,
     images: Annotated[
-        list[Path] | None, typer.Option(help="Image to compare on; repeatable.  [default: the run's test images]")
+        list[Path] | None,
+        typer.Option(help="Image to test the model on; repeatable.  [default: the run's test images]"),
     ] = None,
 ) -> None:
-    """Write the model of a run, with its preprocessing and calibration, for programs without csda, and its card."""
+    """Export the model of a run, with its preprocessing, calibration and model card, for use without csda."""
     from csda.export import export as export_model
     from csda.runs import Run
 
@@ -265,20 +265,22 @@ def review(
         int | None, typer.Option(min=0, max=65535, help="Port.  [default: the first free one from 8765]")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to serve at; beyond this machine it asks for a token.")
+        str, typer.Option(help="Address to serve at; other than this machine's own it needs a token.")
     ] = "127.0.0.1",
-    classes: Annotated[str | None, typer.Option(help="For a folder without labels: its classes, a,b,c.")] = None,
+    classes: Annotated[str | None, typer.Option(help="Classes of a folder without labels: a,b,c.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where decisions on a folder go.  [default: runs/NAME-review]")
+        Path | None, typer.Option(help="Folder for the labels of a folder of images.  [default: runs/NAME-review]")
     ] = None,
-    source: Annotated[str | None, typer.Option(help="How to read a folder, where its layout does not tell.")] = None,
-    who: Annotated[str | None, typer.Option(help="Name that goes with each decision.  [default: the user's]")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Format of a folder.  [default: recognised from its files]")
+    ] = None,
+    who: Annotated[str | None, typer.Option(help="Name stored with each label.  [default: the user's]")] = None,
     features: Annotated[
         bool,
-        typer.Option(help="Compute features: for neighbours, diversity, suspicious labels, and before any training."),
+        typer.Option(help="Compute features, for neighbours, diversity and suspicious labels."),
     ] = True,
 ) -> None:
-    """Serve a page to look at images and label them, those first that help most."""
+    """Serve a page to review and label images. The most useful ones come first."""
     _require_packages("review", "fastapi", "uvicorn")
     from csda.review.advisor import Advisor
     from csda.review.server import serve
@@ -287,7 +289,7 @@ def review(
 
     if (what / "config.toml").is_file():
         if classes or out or source:
-            raise CsdaError("a run has its classes, its data and its folder; leave --classes, --out and --source out")
+            raise CsdaError("a run knows its classes, data and folder; leave --classes, --out and --source out")
         session = open_run(what, who)
         advisor = Advisor(session, Run(what))
     else:
@@ -304,21 +306,21 @@ def review(
 
 @app.command("simulate-review")
 def simulate_review(
-    data: Annotated[str, typer.Argument(help="Folder of images whose labels are known.")],
-    first: Annotated[int, typer.Option(min=2, help="Labels that are drawn to begin with.")] = 200,
-    step: Annotated[int, typer.Option(min=1, help="Labels at a time.")] = 100,
-    most: Annotated[int, typer.Option(min=2, help="Labels in the end.")] = 800,
-    seeds: Annotated[int, typer.Option(min=2, help="How often, with other splits.")] = 5,
+    data: Annotated[str, typer.Argument(help="Folder of labeled images.")],
+    first: Annotated[int, typer.Option(min=2, help="Labels to begin with, drawn at random.")] = 200,
+    step: Annotated[int, typer.Option(min=1, help="Labels to add at a time.")] = 100,
+    most: Annotated[int, typer.Option(min=2, help="Labels at the end.")] = 800,
+    seeds: Annotated[int, typer.Option(min=2, help="Number of seeds, each with its own split.")] = 5,
     from_seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the table and the picture.")] = Path("results/review"),
+    out: Annotated[Path, typer.Option(help="Folder for the table and the figure.")] = Path("results/review"),
 ) -> None:
-    """Replay the review with known labels: what each order of the page is worth against random order."""
+    """Simulate a review with known labels, and compare each order of the page with random order."""
     _require_research()
     from csda.progress import LogReporter
     from csda.research.simulate import Plan, simulate, write_simulation
 
     if not first < most:
-        raise CsdaError(f"--most {most} is not more than --first {first}; give more labels in the end")
+        raise CsdaError(f"--most {most} is not more than --first {first}; give a larger --most")
     plan, rows = Plan(first, step, most), []
     for row in simulate(data, plan, range(from_seed, from_seed + seeds), reporter=LogReporter()):
         rows.append(row)
@@ -330,10 +332,12 @@ def simulate_review(
 
 @app.command("compare-estimators")
 def compare_estimators(
-    data: Annotated[list[str], typer.Argument(help="Folders of images whose labels are known.")],
+    data: Annotated[list[str], typer.Argument(help="Folders of labeled images.")],
     labels: Annotated[list[int] | None, typer.Option(min=2, help="Labels to keep; repeatable.  [default: 50]")] = None,
-    seeds: Annotated[int, typer.Option(min=2, help="How often, with other splits.")] = 10,
-    image_size: Annotated[int, typer.Option(min=16, help="Pixels of a side that features are computed from.")] = 96,
+    seeds: Annotated[int, typer.Option(min=2, help="Number of seeds, each with its own split.")] = 10,
+    image_size: Annotated[
+        int, typer.Option(min=16, help="Features are computed from images of this size in pixels.")
+    ] = 96,
     out: Annotated[Path, typer.Option(help="Folder for the tables.")] = Path("results/estimators"),
 ) -> None:
     """Compare CSDAClassifier with the classifiers of scikit-learn, on features of images with few labels."""
@@ -353,15 +357,15 @@ def compare_estimators(
 
 @labels_app.command("export")
 def labels_export(
-    what: Annotated[Path, typer.Argument(metavar="RUN|REVIEW", help="A run, or the review of a folder.")],
-    out: Annotated[Path | None, typer.Option(help="CSV to write; printed without it.")] = None,
+    what: Annotated[Path, typer.Argument(metavar="RUN|REVIEW", help="A run or review folder.")],
+    out: Annotated[Path | None, typer.Option(help="CSV to write.  [default: print it]")] = None,
     prefix: Annotated[
-        str, typer.Option(help="Put before each image, where Label Studio finds them by an address.")
+        str, typer.Option(help="Text to put before each image name, such as an address for Label Studio.")
     ] = "",
 ) -> None:
-    """Write all labels, given and decided, as a CSV that `csda train` and Label Studio read.
+    """Write all labels, original and new, as a CSV that `csda train` and Label Studio read.
 
-    For `csda train` put it into the folder of the images.
+    To train with it, put it into the folder of the images.
     """
     from csda.data.prepared import load_configured
     from csda.data.reviewed import list_decided, read_review
@@ -387,12 +391,10 @@ def labels_export(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method, to see its settings.")] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="All its settings, the readings of the paper among them.")
-    ] = False,
+    name: Annotated[str | None, typer.Argument(help="Method to show the settings of.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show all settings, also the readings of the paper.")] = False,
 ) -> None:
-    """List the methods; with a name, that method's settings and the values that a run here would use."""
+    """List the methods, or show the settings of one with the values that a run on this machine would use."""
     from csda.methods.catalog import methods_table, settings_table
     from csda.training import configure
 
@@ -409,7 +411,7 @@ def demo(
     settings: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show on drawn images, in a few minutes, what pretrained features do for rare classes, then unlabeled images."""
+    """Train on drawn images, in minutes: a small network, then pretrained features, then with unlabeled images."""
     from csda.config import parse_assignments
     from csda.demo import run_demo
     from csda.progress import choose_reporter
@@ -419,37 +421,35 @@ def demo(
 
 @app.command()
 def reproduce(
-    names: Annotated[list[str], typer.Argument(help="Experiments that come with the package, or TOML files.")],
-    data: Annotated[
-        str | None, typer.Option(help="Folder of images, where an experiment does not draw its own.")
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
-    out: Annotated[Path, typer.Option(help="Where the tables go.")] = Path("results"),
+    names: Annotated[list[str], typer.Argument(help="Names of experiments of the package, or TOML files.")],
+    data: Annotated[str | None, typer.Option(help="Folder of images, for experiments without drawn images.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("results"),
     launcher: Annotated[
-        Literal["processes", "ray"], typer.Option(help="Processes here, or tasks of Ray on many machines.")
+        Literal["processes", "ray"], typer.Option(help="Processes on this machine, or Ray tasks on several.")
     ] = "processes",
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="How many of them at a time.  [default: 1, or what Ray has room for]")
+        int | None, typer.Option(min=1, help="Number of them at a time.  [default: 1, or what Ray has room for]")
     ] = None,
     side_by_side: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time in a process, or on a GPU of Ray.  [default: 4 on a GPU, else 1]"),
+        typer.Option(min=1, help="Runs at a time per process or GPU of Ray.  [default: 4 on a GPU, else 1]"),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Begin no run after so long; a later call trains the rest.")
+        float | None, typer.Option(min=0, help="Start no run after this many minutes; call again for the rest.")
     ] = None,
-    labels: Annotated[str | None, typer.Option(help="Train these budgets alone: 350,800.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Train so many seeds alone, the first ones.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Train the rows of this preset alone.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Train only these numbers of labels: 350,800.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Train only the first seeds, this many.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Train only the rows of this preset.")] = None,
     settings: Assignments = None,
     only_finished: Annotated[
-        bool, typer.Option("--only-finished", help="Train nothing: the table of what there is, and what is missing.")
+        bool, typer.Option("--only-finished", help="Train nothing; tabulate the finished runs and say what is missing.")
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Count runs of the present commit alone; train all others anew.")
+        bool, typer.Option("--fresh", help="Use only runs of the current commit; train all others again.")
     ] = False,
 ) -> None:
-    """Train what is missing of grids of runs and write their tables, or figures, beside the paper's figures."""
+    """Train the missing runs of experiments, and write their tables and figures beside the paper's values."""
     _require_research()
     from csda.config import parse_assignments
     from csda.progress import LogReporter
@@ -479,11 +479,11 @@ def reproduce(
 @data_app.command("check")
 def data_check(
     data: Annotated[str, typer.Argument(help="Folder of images.")],
-    source: Annotated[str | None, typer.Option(help="How to read it, where its layout does not tell.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Page to write, with example images of each class.")] = None,
+    source: Annotated[str | None, typer.Option(help="Format of the folder.  [default: recognised]")] = None,
+    html: Annotated[Path | None, typer.Option(help="HTML page to write, with example images of each class.")] = None,
     settings: Assignments = None,
 ) -> None:
-    """Say what is in a folder of images and what would stop a training; exit code 1 when something would."""
+    """Print what is in a folder of images and what would stop a training. The exit code is 1 if something would."""
     from csda.data.check import run_check
 
     if not settings:
@@ -500,7 +500,7 @@ def data_check(
 
 @weights_app.callback(invoke_without_command=True)
 def weights(context: typer.Context) -> None:
-    """List the published weights that a network can begin with: which are available, and how to get the others."""
+    """List published weights, which of them are installed, and how to get the others."""
     if context.invoked_subcommand is None:
         from csda.methods.catalog import weights_table
 
@@ -508,8 +508,8 @@ def weights(context: typer.Context) -> None:
 
 
 @weights_app.command("get")
-def weights_get(name: Annotated[str, typer.Argument(help="A backbone that `csda weights` lists.")]) -> None:
-    """Fetch the weights of a backbone from their publisher, check their SHA-256 and keep them in the cache."""
+def weights_get(name: Annotated[str, typer.Argument(help="Backbone, as listed by `csda weights`.")]) -> None:
+    """Download the weights of a backbone from their publisher, check their SHA-256 and keep them in the cache."""
     from csda.models.weights import fetch_weights
 
     print(fetch_weights(name))
@@ -517,7 +517,7 @@ def weights_get(name: Annotated[str, typer.Argument(help="A backbone that `csda 
 
 @cache_app.callback(invoke_without_command=True)
 def cache(context: typer.Context) -> None:
-    """Show what the cache holds: decoded pixels of each set, hashes of files, weights, and the limit."""
+    """Show the contents of the cache (decoded pixels, file hashes, weights) and its size limit."""
     if context.invoked_subcommand is None:
         from csda.data.cache import cache_table
         from csda.folders import default_cache
@@ -527,7 +527,7 @@ def cache(context: typer.Context) -> None:
 
 @cache_app.command("clear")
 def cache_clear() -> None:
-    """Remove pixels and hashes of files from the cache; they are made again when needed. Weights stay."""
+    """Delete pixels and file hashes from the cache, but not weights. They are computed again when needed."""
     from csda.data.cache import clear_cache, format_size
     from csda.folders import default_cache
 
@@ -542,7 +542,8 @@ def bench_step(
         list[str] | None,
         typer.Option(
             "--part",
-            help="Only streamed, seeds, methods, start or loader beside steps of csda and nm; repeatable.",
+            help="Measure only this, beside steps of csda and nm: streamed, seeds, methods, start or loader; "
+            "repeatable.",
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of images for loader and starts.  [default: drawn]")] = None,
@@ -550,7 +551,7 @@ def bench_step(
     seconds: Seconds = 120.0,
     out: FiguresFile = None,
 ) -> None:
-    """Time a step of each method against the bare step, the device, a loader and several runs at once."""
+    """Time a step of each method, and compare it with a bare step, the device's limits and a loader."""
     _require_research()
     from csda.research.bench import bench_step
 
@@ -566,7 +567,7 @@ def bench_scale(
     seconds: Seconds = 120.0,
     out: FiguresFile = None,
 ) -> None:
-    """Time a step against the number of unlabeled images, of classes and of slots in the queue."""
+    """Time a step for different numbers of unlabeled images, classes and queue slots."""
     _require_research()
     from csda.research.bench import bench_scale
 
@@ -580,7 +581,7 @@ def bench_recipe(
     seconds: Seconds = 120.0,
     out: FiguresFile = None,
 ) -> None:
-    """Time a fine-tuning of 2,000 steps under the preset strong against the same in plain eager torch."""
+    """Time 2,000 steps of fine-tuning with the preset strong, and the same steps in plain eager torch."""
     _require_research()
     from csda.research.bench import bench_recipe
 
@@ -601,14 +602,14 @@ def bench_data(
 
 @bench_app.command("predict")
 def bench_predict(
-    data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn]")] = None,
+    data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn images]")] = None,
     preset: Preset = None,
     settings: Assignments = None,
-    images: Annotated[int, typer.Option(min=1, help="Images that are predicted each time.")] = 2048,
+    images: Annotated[int, typer.Option(min=1, help="Number of images to predict in each measurement.")] = 2048,
     rounds: Rounds = 5,
     out: FiguresFile = None,
 ) -> None:
-    """Time predictions of files against the bare network on decoded images, and against decoding."""
+    """Time predictions of image files, and compare with the bare network and with decoding alone."""
     _require_research()
     from csda.research.bench import bench_predict
 
@@ -618,12 +619,12 @@ def bench_predict(
 
 @bench_app.command("features")
 def bench_features(
-    data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn]")] = None,
+    data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn images]")] = None,
     settings: Assignments = None,
     rounds: Rounds = 3,
     out: FiguresFile = None,
 ) -> None:
-    """Time the features of a frozen network against the bare network, and a training on them."""
+    """Time the features of a frozen network, and compare with the bare network and a training on them."""
     _require_research()
     from csda.config import parse_assignments
     from csda.research.bench import bench_features
@@ -633,11 +634,11 @@ def bench_features(
 
 @bench_app.command("review")
 def bench_review(
-    images: Annotated[int, typer.Option(min=100, help="How many images the page has.")] = 100_000,
-    labels: Annotated[int, typer.Option(min=10, help="Labels that are sent.")] = 200,
+    images: Annotated[int, typer.Option(min=100, help="Number of images on the page.")] = 100_000,
+    labels: Annotated[int, typer.Option(min=10, help="Number of labels to send.")] = 200,
     out: FiguresFile = None,
 ) -> None:
-    """Time the review page on many images: start, first paint, pages, searches and confirmed labels."""
+    """Time the review page: start, first paint, pages, searches and labels."""
     _require_research()
     _require_packages("review", "fastapi", "uvicorn")
     from csda.research.bench.review import bench_review
@@ -647,7 +648,7 @@ def bench_review(
 
 def _require_research() -> None:
     if find_spec("csda.research") is None:
-        raise CsdaError("this command needs csda.research, which is not installed; install csda whole")
+        raise CsdaError("this command needs csda.research, which is not installed; install the whole package")
 
 
 def _require_packages(extra: str, *names: str) -> None:
@@ -657,7 +658,7 @@ def _require_packages(extra: str, *names: str) -> None:
 
 
 def _keep_and_show(stages: Iterable[dict[str, Any]], out: Path | None) -> None:
-    """Keep figures as they come, so that none is lost, and show all in the end."""
+    """Write each figure when it is measured, so that none is lost, and show all at the end."""
     from csda.research.bench import keep, show
 
     for figures in stages:
@@ -679,37 +680,37 @@ def _print(content: object) -> None:
 
 
 def _say(text: str) -> None:
-    """Why the command stops; of several processes that stop together, one says it."""
+    """Print why the command stops. If several processes stop together, only one prints."""
     ranks = sys.modules.get("csda.distributed")
     if ranks is None or ranks.stops_first():
         print(_printable(text), file=sys.stderr)
 
 
 def _printable(text: str) -> str:
-    """The text without bytes that are not UTF-8, which a name may hold and a terminal refuses."""
+    """The text without bytes that are not UTF-8, which file names may have and a terminal cannot print."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _refuse_undecodable(words: list[str]) -> None:
     for word in words:
         if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise DataError(f"{word!r}: not UTF-8, which no table or report can hold; rename the file or folder")
+            raise DataError(f"{word!r}: not UTF-8, so tables cannot hold it; rename the file or folder")
 
 
 def main() -> None:
-    """Run the command line: 2 for a mistake that the user can mend, 130 after Ctrl-C."""
+    """Run the command line. Exit code 2 is a mistake that the user can fix, 130 is Ctrl-C."""
     try:
-        if sys.argv[1:2] != ["predict"]:  # which gives each file a row, whatever it is called
+        if sys.argv[1:2] != ["predict"]:  # its files may have names that are not UTF-8: each still gets a row
             _refuse_undecodable(sys.argv[1:])
         app()
     except CsdaError as error:
         _say(f"csda: {error}")
         sys.exit(2)
     except (KeyboardInterrupt, SystemExit) as ending:
-        if isinstance(ending, SystemExit) and ending.code != 130:  # what typer makes of Ctrl-C
+        if isinstance(ending, SystemExit) and ending.code != 130:  # typer's exit code for Ctrl-C
             raise
         way_on = (
-            "a training or a table of predictions goes on with --resume and its --out, a grid with the same command"
+            "continue a training or a table of predictions with --resume and its --out, a grid with the same command"
         )
         _say(f"\ncsda: interrupted; {way_on}")
         sys.exit(130)
@@ -720,7 +721,7 @@ def main() -> None:
             raise
         _say(
             f"csda: out of memory ({_first_line(error)}); give a smaller batch_size, unlabeled_batch_size or "
-            "image_size, or end what else is running; a training that has begun goes on with --resume"
+            "image_size, or end other programs; continue a training that has begun with --resume"
         )
         sys.exit(2)
 

@@ -1,4 +1,4 @@
-"""Reaching Ray: a cluster, or the cores and GPUs of this machine."""
+"""Connect to Ray: a cluster, or the cores and GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from csda.errors import ConfigError
 
 @contextmanager
 def joined_ray(*modules: str) -> Iterator[Any]:
-    """Ray with these modules of it, while the context lasts: the cluster of RAY_ADDRESS, or one started here."""
+    """A context with Ray and these modules of it: the cluster of RAY_ADDRESS, or one started here."""
     try:
         ray = import_module("ray")
         for module in modules:

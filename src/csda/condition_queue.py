@@ -1,4 +1,4 @@
-"""The variable condition queue: which unlabeled samples are trained on."""
+"""The variable condition queue holds the unlabeled samples that are trained on."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from csda.arguments import require_choice, require_number, require_shape, requir
 from csda.errors import ConfigError
 
 MAX_CAPACITY = 100_000
-"""An upper limit that no training needs; `queue_lengths` is exact up to five times as many."""
+"""Upper limit of the capacity; `queue_lengths` is exact up to 500,000."""
 
 
 class VariableConditionQueue(nn.Module):
-    """Eq. (15) to (17). Unlabeled samples with their pseudo-labels; a class holds more, the more confident it is.
+    """Eq. (15) to (17). Hold unlabeled samples with their pseudo-labels, more of a class with a higher confidence.
 
-    A push takes its samples one after the other. A sample that Eq. (17) admits leaves the place it had and joins the
-    class of its aligned prediction; one that is not admitted changes nothing. Then every class is cut to its length,
-    Eq. (15), the newest stay, and what was cut does not come back.
+    `push` takes its samples one after the other. A sample admitted by Eq. (17) leaves its old place and enters the
+    class of its aligned prediction. A sample that is not admitted changes nothing. Then every class is cut to its
+    length, Eq. (15): the newest entries stay, the others are deleted.
 
-    There are always L slots, from the newest entry to the oldest. Those that are not filled repeat the filled ones in
-    turn, with the mask off, so that every slot names a sample that can be read (sample 0 while the queue is empty).
+    There are always L slots, from the newest entry to the oldest. Empty slots repeat the filled ones with the mask off,
+    so every slot has a valid index (0 while the queue is empty).
 
     Args:
         num_classes: n.
         capacity: L.
         gamma: γ of Eq. (15).
         delta: δ of Eq. (16).
-        minimum_length: slots that every class has at least; the paper has none.
-        repeats: a sample admitted again is to "refresh" its entry, or to "keep" it and have one more.
-        evict: which entries leave a class that is too long, the "oldest" or the "least_confident".
-        target_size: width of the targets, where they are not the aligned predictions themselves.
-        image_shape: (H, W, C), to store the samples' uint8 images as well, where they cannot be looked up.
-        process_group: processes that push together; every one of them then holds the same queue.
+        minimum_length: smallest number of slots of a class; the paper has none.
+        repeats: a sample that is admitted again replaces its entry ("refresh"), or gets one more ("keep").
+        evict: which entries a class that is too long loses, the "oldest" or the "least_confident".
+        target_size: width of the targets, if they are not the aligned predictions.
+        image_shape: (H, W, C) if the queue is to store the samples' uint8 images as well.
+        process_group: processes that push together and so hold the same queue.
 
     >>> queue = VariableConditionQueue(num_classes=2, capacity=4)
     >>> aligned = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
@@ -100,7 +100,7 @@ class VariableConditionQueue(nn.Module):
         self.register_buffer("classes", torch.zeros(capacity, dtype=torch.int64))
         self.register_buffer("confidences", torch.zeros(capacity))
         self.register_buffer("mask", torch.zeros(capacity, dtype=torch.bool))
-        # Not saved: the images can be found again by the indices.
+        # Not saved: the images are fetched again by the indices.
         images = None if image_shape is None else torch.zeros(capacity, *image_shape, dtype=torch.uint8)
         self.register_buffer("images", images, persistent=False)
 
@@ -116,7 +116,7 @@ class VariableConditionQueue(nn.Module):
     ) -> None:
         """Eq. (17) for each sample, then Eq. (15) for each class.
 
-        With a process group every process pushes equally many samples, and they are taken in the order of the ranks.
+        With a process group every process pushes the same number of samples, which are taken in the order of the ranks.
 
         Args:
             indices: int64 [B], positions in the unlabeled part.
@@ -124,7 +124,7 @@ class VariableConditionQueue(nn.Module):
             labeled_confidence: c^x [n], for the lengths.
             unlabeled_confidence: c^u [n], for the thresholds.
             targets: [B, target_size], what to train on; the aligned predictions if not given.
-            images: uint8 [B, H, W, C], needed by a queue that stores images, ignored by others.
+            images: uint8 [B, H, W, C], required if the queue stores images, otherwise ignored.
         """
         self._require(indices, aligned, labeled_confidence, unlabeled_confidence, targets, images)
         indices, aligned = self._gather(indices), self._gather(aligned)
@@ -142,10 +142,10 @@ class VariableConditionQueue(nn.Module):
         if self.repeats == "refresh":
             alive = alive & _is_first(indices.masked_fill(~alive, -1))
         order = None if self.evict == "oldest" else confidences.argsort(descending=True, stable=True)
-        # What is not alive forms a class of its own, of length 0.
+        # Entries that are not alive form a class of their own, of length 0.
         kept = _is_among_first(classes.masked_fill(~alive, self.num_classes), F.pad(lengths, (0, 1)), order)
 
-        # The kept move to the front in their order, and the slots behind them repeat them in turn.
+        # The kept entries move to the front in their order, and the slots behind repeat them.
         number = kept.sum()
         empty = number == 0
         slots = torch.arange(self.capacity, device=kept.device)
@@ -165,11 +165,11 @@ class VariableConditionQueue(nn.Module):
             self.images.copy_(torch.cat((images, self.images))[rows])
 
     def contents(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The L slots: indices int64 [L], targets [L, target_size], and bool [L], which of them are filled."""
+        """The L slots: indices int64 [L], targets [L, target_size], and the mask of filled slots, bool [L]."""
         return self.indices.clone(), self.targets.clone(), self.mask.clone()
 
     def counts(self) -> Tensor:
-        """How many entries each class has, int64 [n]."""
+        """The number of entries of each class, int64 [n]."""
         every = torch.arange(self.num_classes, device=self.classes.device)
         return ((self.classes[:, None] == every) & self.mask[:, None]).sum(0)
 
@@ -230,10 +230,10 @@ def _is_first(values: Tensor) -> Tensor:
 
 
 def _is_among_first(classes: Tensor, lengths: Tensor, order: Tensor | None) -> Tensor:
-    """For each element whether fewer than lengths[class] of its class precede it, as they stand or in another order."""
+    """For each element whether fewer than lengths[class] of its class precede it, as given or by `order`."""
     order = classes.argsort(stable=True) if order is None else order[classes[order].argsort(stable=True)]
     ordered = classes[order]
-    # As many places ahead as its class is long, there is another class, or nothing.
+    # In the sorted list, the element lengths[class] places before it is of another class, or there is none.
     ahead = torch.arange(len(order), device=order.device) - lengths[ordered]
     among = (ahead < 0) | (ordered[ahead.clamp(min=0)] != ordered)
     return torch.empty_like(among).scatter_(0, order, among)

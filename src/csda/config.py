@@ -1,7 +1,7 @@
-"""What a run is: typed settings, from a preset, a TOML file and `--set`; an unknown key is an error.
+"""Typed settings of a run, from a preset, a TOML file and `--set`. An unknown key is an error.
 
-Settings that every method has stand in `RunConfig`. A method's own settings are typed in its file; here they travel
-as `method_settings`, complete with defaults, so that `config.toml` says all that shaped a run.
+`RunConfig` has the settings of every method. A method's own settings are typed in its file and stored here as
+`method_settings`, with all defaults, so that `config.toml` is complete.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """Marks a setting that few will change; `csda methods NAME` shows it only with --all."""
+    """Marks a setting that is rarely changed; `csda methods NAME` shows it only with --all."""
 
 
 DETAIL = Detail()
 
 
 class Settings(BaseModel):
-    """Base of all settings: no unknown key, no change after the start, no NaN, no true or false for a number."""
+    """Base class of settings: frozen, and unknown keys, NaN and booleans for numbers are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -58,12 +58,12 @@ class Settings(BaseModel):
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         if isinstance(value, bool) and annotation is not bool and True not in get_args(annotation):
-            raise ValueError("is no value for it; give a number or text")
+            raise ValueError("is not a value of this setting; give a number or text")
         return value
 
 
 def _as_text(value: object) -> object:
-    """300 may come as a number."""
+    """A setting such as 300 may be given as a number."""
     return str(value) if isinstance(value, int) else value
 
 
@@ -75,7 +75,7 @@ def _device(name: str) -> str:
 
 def _rising(shares: tuple[float, ...]) -> tuple[float, ...]:
     if any(later <= earlier for earlier, later in pairwise(shares)):
-        raise ValueError("does not rise; give the shares in order")
+        raise ValueError("is not in increasing order; give the shares in order")
     return shares
 
 
@@ -88,31 +88,35 @@ class RunConfig(Settings):
 
     data: Text = Field("synthetic", description="folder of images, or 'synthetic'")
     source: Annotated[Text | None, DETAIL] = Field(
-        None, description="source of the images; by default recognised from the layout of the folder"
+        None, description="format of the data set; recognised from its files unless given"
     )
     split: Text | None = Field(None, description="split CSV, or folder of split lists")
-    image_column: Annotated[Text, DETAIL] = Field("image", description="column of a CSV that names the image")
-    label_column: Annotated[Text, DETAIL] = Field("label", description="column of a CSV that has the label")
-    group_column: Annotated[Text, DETAIL] = Field("group", description="column of a CSV that has the patient or group")
-    split_column: Annotated[Text, DETAIL] = Field("split", description="column of a CSV that names the part")
+    image_column: Annotated[Text, DETAIL] = Field("image", description="column of a CSV with the image file")
+    label_column: Annotated[Text, DETAIL] = Field("label", description="column of a CSV with the label")
+    group_column: Annotated[Text, DETAIL] = Field(
+        "group", description="column of a CSV with the patient or another group"
+    )
+    split_column: Annotated[Text, DETAIL] = Field(
+        "split", description="column of a CSV with the part: train, val, test or unlabeled"
+    )
     split_by: Literal["image", "group"] | None = Field(None, description="whether groups stay in one part")
     split_seed: Annotated[int | None, DETAIL] = Field(
-        None, ge=0, lt=2**31, description="seed of the split; by default the seed of the run"
+        None, ge=0, lt=2**31, description="seed of the split; the seed of the run unless given"
     )
     labels: Annotated[Text | None, BeforeValidator(_as_text)] = Field(
         None, description="300, 10%, 20/class or 10% of groups"
     )
     labels_from: Annotated[Text | None, DETAIL] = Field(
-        None, description="run or review folder whose labels.csv adds labels, and whose split is kept"
+        None, description="run or review folder: use its split, and add the labels of its labels.csv"
     )
     val: Annotated[Text | None, BeforeValidator(_as_text), DETAIL] = Field(
-        None, description="labeled images for validation: 50, 10%, 5/class, or 0 for none; a tenth when not given"
+        None, description="labeled images for validation: 50, 10%, 5/class, or 0 for none; 10% unless given"
     )
     uncertain: Annotated[Literal["remove", "zeros", "ones"], DETAIL] = Field(
         "remove", description="how to treat CheXpert's uncertain cells"
     )
     max_unreadable: Annotated[float, DETAIL] = Field(
-        0.01, ge=0, le=1, description="share of images that may be unreadable"
+        0.01, ge=0, le=1, description="largest share of unreadable images that is accepted"
     )
 
     method: Annotated[Text, DETAIL] = Field("csda", description="one of `csda methods`")
@@ -121,12 +125,12 @@ class RunConfig(Settings):
 
     epochs: int = Field(40, ge=1, le=100_000, description="number of epochs")
     steps_per_epoch: int = Field(250, ge=1, le=1_000_000, description="steps per epoch")
-    warm_up_epochs: int = Field(1, ge=1, le=100_000, description="first epochs, on labels alone")
-    image_size: int = Field(128, ge=32, le=4096, description="side of images in pixels")
+    warm_up_epochs: int = Field(1, ge=1, le=100_000, description="number of first epochs on labeled images alone")
+    image_size: int = Field(128, ge=32, le=4096, description="side in pixels of the squares that images are resized to")
     batch_size: int = Field(128, ge=2, le=65_536, description="labeled images per step")
     unlabeled_batch_size: int = Field(128, ge=2, le=65_536, description="unlabeled images per step")
     aspect: Annotated[Literal["squash", "pad", "crop"], DETAIL] = Field(
-        "squash", description="how an image becomes a square: squashed, padded with black, or its middle cut out"
+        "squash", description="how an image becomes a square: squashed, padded with black, or cropped in the middle"
     )
     eval_batch_size: Annotated[int, DETAIL] = Field(512, ge=1, le=65_536, description="batch size of the evaluation")
 
@@ -134,7 +138,7 @@ class RunConfig(Settings):
     pretrained: Annotated[bool, DETAIL] = Field(False, description="start from published weights; see `csda weights`")
     weights: Annotated[Text | None, DETAIL] = Field(None, description="file with weights to start from")
     frozen: Annotated[bool, DETAIL] = Field(
-        False, description="train a head alone, on features that the network gives once"
+        False, description="train only a head, on features that the network computes once"
     )
     feature_stages: Annotated[int, DETAIL] = Field(
         0,
@@ -144,19 +148,20 @@ class RunConfig(Settings):
         "classifier",
     )
     probe_share: Annotated[float, DETAIL] = Field(
-        0.0, ge=0, le=1, description="share of the linear probe in the head that predicts, where frozen = true"
+        0.0, ge=0, le=1, description="share of the linear probe in the head that predicts, with frozen = true"
     )
     dropout: Annotated[float, DETAIL] = Field(0.5, ge=0, lt=1, description="dropout rate")
     optimizer: Annotated[Literal["sgd", "adam", "adamw"] | None, DETAIL] = Field(
-        None, description="optimiser; by default the method's, plain SGD for most"
+        None, description="optimiser; that of the method unless given, plain SGD for most"
     )
     lr: float = Field(0.0128, gt=0, le=100, description="learning rate, for mean losses")
     head_lr: Annotated[float | None, DETAIL] = Field(
-        None, gt=0, le=100, description="learning rate of the last layer; by default lr"
+        None, gt=0, le=100, description="learning rate of the last layer; lr unless given"
     )
     weight_decay: Annotated[float, DETAIL] = Field(0.0, ge=0, le=10, description="weight decay, with adamw")
     schedule: Annotated[Literal["steps", "cosine"], DETAIL] = Field(
-        "steps", description="learning rate schedule: steps at some epochs, or a cosine to zero"
+        "steps",
+        description="learning rate schedule: decays after the shares `decays` of the epochs, or a cosine to zero",
     )
     lr_warm_up: Annotated[int, DETAIL] = Field(0, ge=0, le=1_000_000, description="warm-up steps of a cosine schedule")
     lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at each decay")
@@ -164,23 +169,24 @@ class RunConfig(Settings):
         (50 / 256, 125 / 256), description="shares of the epochs after which the learning rate decays"
     )
     ramp: Annotated[Literal["epoch", "step"], Reading(20)] = Field(
-        "epoch", description="whether the weight of the unlabeled loss grows by epoch or by step"
+        "epoch", description="whether the weight of the unlabeled loss grows every epoch or every step"
     )
 
     rotation: Annotated[float, DETAIL] = Field(10.0, ge=0, le=180, description="largest rotation, in degrees")
     translation: Annotated[float, DETAIL] = Field(
         0.1, ge=0, lt=1, description="largest translation, as a share of the image"
     )
-    flip: Annotated[bool, DETAIL] = Field(False, description="mirror images at random")
+    flip: Annotated[bool, DETAIL] = Field(False, description="mirror images at random, left to right and top to bottom")
     zoom: Annotated[float, DETAIL] = Field(1.0, ge=1, le=4, description="largest zoom factor")
     border: Annotated[Literal["zeros", "reflection"], DETAIL] = Field(
-        "zeros", description="how the border of a moved image is filled"
+        "zeros", description="how pixels from outside of a moved image are filled"
     )
     color: Annotated[float, DETAIL] = Field(
-        0.0, ge=0, le=1, description="strength of changes of brightness, contrast, saturation and tint"
+        0.0, ge=0, le=1, description="strength of random changes of brightness, contrast, saturation and tint"
     )
     pictures: Annotated[Literal["skin", "chest", "endoscopy", "generic"] | None, DETAIL] = Field(
-        None, description="kind of images, for the augmentation of the preset strong; by default known from the source"
+        None,
+        description="kind of images, for the augmentation of the preset strong; known from the source unless given",
     )
 
     mixup_alpha: Annotated[float, DETAIL] = Field(
@@ -198,7 +204,9 @@ class RunConfig(Settings):
     choose: Annotated[Literal["best", "last"], DETAIL] = Field(
         "best", description="predict with the best epoch on validation, or with the last epoch"
     )
-    test_flips: Annotated[bool, DETAIL] = Field(False, description="average predictions over mirrored images")
+    test_flips: Annotated[bool, DETAIL] = Field(
+        False, description="average predictions over mirrored copies of each image"
+    )
 
     prior_correction: Annotated[Literal["none", "labeled"], DETAIL] = Field(
         "none", description="divide probabilities by the labeled class frequencies when scoring"
@@ -206,28 +214,35 @@ class RunConfig(Settings):
 
     calibrate: Annotated[Literal["auto", "validation", "folds"], DETAIL] = Field(
         "auto",
-        description="what calibration is fitted to: validation images, or with folds labeled ones too, each predicted "
-        "by a training without its fold; auto takes folds where validation has few images and the network is frozen",
+        description="what calibration is fitted to: validation images, or with folds also labeled images, each "
+        "predicted by a training without its fold; auto takes folds if validation is small and the network is frozen",
     )
     device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
-    precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="on a GPU bf16 by default")
-    resident_share: Annotated[float, DETAIL] = Field(
-        0.6, ge=0, le=1, description="share of the free device memory for pixels; the rest is streamed; 0 streams all"
+    precision: Literal["float32", "tf32", "bf16"] = Field(
+        "float32", description="float32, tf32 or bf16; bf16 on a GPU unless given"
     )
-    cuda_graph: Annotated[bool, DETAIL] = Field(True, description="capture steps in CUDA graphs, on a GPU")
-    kernels: Annotated[bool, DETAIL] = Field(True, description="use the package's Triton kernels, on a GPU")
+    resident_share: Annotated[float, DETAIL] = Field(
+        0.6,
+        ge=0,
+        le=1,
+        description="share of the free device memory to use for pixels; others are streamed from the "
+        "host; 0 streams all",
+    )
+    cuda_graph: Annotated[bool, DETAIL] = Field(True, description="capture steps in CUDA graphs on a GPU")
+    kernels: Annotated[bool, DETAIL] = Field(True, description="use the package's Triton kernels on a GPU")
     time_kernels: Annotated[bool, DETAIL] = Field(
-        True, description="let cuDNN time its kernels at first use, on a GPU; takes up to a minute"
+        True, description="let cuDNN time its kernels at first use on a GPU, which takes up to a minute"
     )
     checkpoint_seconds: Annotated[float, DETAIL] = Field(
         20.0, ge=0, le=1_000_000, description="shortest time between checkpoints, in seconds"
     )
     threads: Annotated[int, DETAIL] = Field(
-        0, ge=0, le=1024, description="CPU threads, up to one a core; 0: as torch has it"
+        0, ge=0, le=1024, description="CPU threads, at most one per core; 0 for torch's default"
     )
-    tensorboard: Annotated[bool, DETAIL] = Field(False, description="write event files for TensorBoard")
+    tensorboard: Annotated[bool, DETAIL] = Field(False, description="write TensorBoard event files")
     thumbnails: Annotated[bool, DETAIL] = Field(
-        True, description="keep small pictures of some images for the report; false where images may not leave"
+        True,
+        description="store small pictures of some images for the report; false if images must not leave their place",
     )
 
     method_settings: dict[str, Any] = Field(default_factory=dict)
@@ -235,14 +250,14 @@ class RunConfig(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Defaults under one name. What is not named here is what the method's name fixes, or the default of its class."""
+    """Named defaults. Other settings have the value that the method's entry fixes, or the default of their class."""
 
     run: dict[str, Any]
     """Settings that every method has."""
     methods: dict[str, dict[str, Any]]
-    """Settings that a method has of its own, by the name of the method; one that is not named here has none."""
+    """A method's own settings, by the name of the method."""
     method: str = "csda"
-    """What is trained where nobody names a method."""
+    """The method, unless one is given."""
 
 
 def _alike(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -250,7 +265,7 @@ def _alike(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dic
     return {method: dict(settings) for method in methods}
 
 
-# A method has no setting twice: what its entry in METHODS fixes is not named here.
+# What a method's entry in METHODS fixes is not repeated here.
 PRESETS: dict[str, Preset] = {
     "paper": Preset(
         run={"epochs": 256},
@@ -299,7 +314,8 @@ PRESETS: dict[str, Preset] = {
             "nm": {"order": "train_first", "condition": "prediction", "labeled_from": "student"},
         },
     ),
-    # Fine-tuning of a pretrained network. What helps every method is a setting of the run, so that none is ahead by it.
+    # Fine-tuning of a pretrained network. What helps every method is a setting of the run, so that comparisons are
+    # fair.
     "strong": Preset(
         run={
             "backbone": "efficientnet_lite0",
@@ -333,8 +349,8 @@ PRESETS: dict[str, Preset] = {
         },
         method="self-train",
     ),
-    # A head on features of a frozen network: minutes without a GPU. It begins as logistic regression, and what a method
-    # makes of unlabeled images moves it from there. Half of what predicts is the linear probe, for every method alike.
+    # A head on features of a frozen network, which takes minutes without a GPU. It starts as logistic regression, and
+    # the method trains it from there. For every method the head that predicts is half the linear probe (decision 23).
     "features": Preset(
         run={
             "backbone": "efficientnet_lite0",
@@ -361,8 +377,8 @@ PRESETS: dict[str, Preset] = {
             "self-train": {"passes": "two"},
             "csda-folds": {"passes": "two", "guess_temperature": 0.85},
         },
-        # A head on few labels is sure of them all, so that the paper's alignment, by predictions on labeled images,
-        # makes guesses too sure. Decision 22 has the draws on which method and settings were chosen.
+        # With few labels a head predicts all of them with confidence near 1, so the paper's alignment, which uses these
+        # predictions, makes pseudo-labels too confident. Decision 23 has the draws on which the settings were chosen.
         method="self-train",
     ),
     "quick": Preset(
@@ -412,7 +428,7 @@ PICTURES: dict[str, dict[str, Any]] = {
     "chest": {"rotation": 10.0, "zoom": 1.1, "color": 0.1, "border": "reflection"},
     "generic": {"rotation": 15.0, "zoom": 1.2, "color": 0.1, "border": "reflection"},
 }
-"""Augmentation by the kind of picture, for the preset `strong`: what leaves the class of such an image as it is."""
+"""Augmentation for each kind of picture, for the preset `strong`: changes that keep the class of such an image."""
 
 
 CIRCUMSTANCES = (
@@ -429,17 +445,17 @@ CIRCUMSTANCES = (
     "calibrate",
     "max_unreadable",
 )
-"""Settings that say how a run is executed, or only name others, and so do not tell two runs apart."""
+"""Settings that do not change what a run computes: how it executes, or a name for other settings."""
 
 
 def resolve(
     chosen: Mapping[str, Any], method_settings: type[Settings], method_defaults: Mapping[str, Any]
 ) -> RunConfig:
-    """The preset, then what the method's name stands for, then what was chosen, validated together.
+    """Combine the preset, the defaults of the method's entry, and the chosen settings, and validate them together.
 
-    The epochs on labels alone that a preset has keep their share of the epochs where only these are chosen.
-    `method_settings` is the class of the method's own settings, `method_defaults` what its entry in METHODS fixes
-    among all settings (`da` is self-training with `align = "da"`, LSSE has a learning rate of its own).
+    If only `epochs` is chosen, `warm_up_epochs` of the preset keeps its share of them. `method_settings` is the class
+    of the method's own settings. `method_defaults` are the settings that its entry in METHODS fixes: `da` is
+    self-training with `align = "da"`, LSSE has its own learning rate.
     """
     name = str(chosen.get("preset", "default"))
     if name not in PRESETS:
@@ -466,7 +482,7 @@ def resolve(
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
-    """`key=value` pairs of the command line; a value is read as TOML where it is TOML, as text otherwise."""
+    """Read `key=value` pairs of the command line. A value that is not TOML is text."""
     settings: dict[str, Setting] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -477,13 +493,13 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
             raise ConfigError(f"{key} is set twice; keep one of {key}={settings[key]} and {assignment}")
         try:
             settings[key] = tomllib.loads(f"value = {text}")["value"]
-        except ValueError:  # no TOML, or a number of more digits than Python reads
+        except ValueError:  # not TOML, or a number with more digits than Python reads
             settings[key] = text.strip()
     return settings
 
 
 def parse_config(text: str) -> RunConfig:
-    """The configuration of a text that `format_config` made, in this version or an older one."""
+    """Read a text that `format_config` of this version or an older one wrote."""
     try:
         settings = tomllib.loads(text)
         config = RunConfig(**settings)
@@ -497,7 +513,7 @@ def parse_config(text: str) -> RunConfig:
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration that a run folder holds."""
+    """Read config.toml of a run folder."""
     try:
         return parse_config(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -507,12 +523,12 @@ def read_config(path: Path) -> RunConfig:
 
 
 def format_config(config: RunConfig) -> str:
-    """TOML text of a configuration; settings that are None are left out."""
+    """Write a configuration as TOML. Settings that are None are left out."""
     return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
 def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
-    """The settings in which two configurations differ, a line each."""
+    """The settings that differ between two configurations, one per line."""
     left, right = ours.model_dump(), theirs.model_dump()
     left |= left.pop("method_settings")
     right |= right.pop("method_settings")
@@ -526,10 +542,10 @@ def _unknown(key: str, known: list[str], method: str) -> str:
 
 
 def explain_findings(error: ValidationError, *, nested: bool = False) -> str:
-    """pydantic's findings, one for each setting, without its web addresses; with `nested` settings hold others."""
+    """pydantic's error messages, one per setting, without web addresses. With `nested`, settings contain others."""
     findings: dict[str, list[str]] = {}
     for finding in error.errors(include_url=False):
-        # Beside the setting and a position in its list stand pydantic's names of the kinds that it may be of.
+        # After the setting and a position in its list come pydantic's names of the allowed types.
         setting, *place = finding["loc"]
         kept = (part for part in place if isinstance(part, int) or (nested and part not in _KINDS))
         name = ".".join(map(str, (setting, *kept)))
@@ -547,7 +563,7 @@ def explain_findings(error: ValidationError, *, nested: bool = False) -> str:
 
 
 _KINDS = frozenset({"bool", "int", "float", "str"})
-"""What a `Setting` may be, as pydantic names it beside the place of a finding."""
+"""pydantic's names of the types that a `Setting` may have."""
 
 _WITHOUT_VALUE = {"missing": "missing", "extra_forbidden": "unknown"}
 
@@ -555,6 +571,6 @@ _WITHOUT_VALUE = {"missing": "missing", "extra_forbidden": "unknown"}
 def _shown(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # Python does not write out a number of more than 4,300 digits
-        return "a number of too many digits"
+    except ValueError:  # Python does not print numbers of more than 4,300 digits
+        return "a number with too many digits"
     return text if len(text) <= 80 else f"{text[:80]}…"

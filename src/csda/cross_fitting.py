@@ -1,12 +1,12 @@
 """Cross-fitting: predictions on labeled images by networks that were not trained on them.
 
-A network memorises the labels that it learns from, so its predictions there say nothing of those on other images. The
-labeled images are divided into K folds, by group where groups are known, and each fold is predicted by a network that
-learned from the others: a last layer on the features of the network as it begins, which costs a pass over the images
-and K small fits, or a whole network, which costs K trainings of the labels alone.
+A network memorises the labels that it learns from, so its predictions there say nothing about other images. The labeled
+images are divided into K folds, whole groups in one, and each fold is predicted by a network that learned from the
+others. That is either a last layer on the features of the network before training, which costs one pass over the
+images and K small fits, or a whole network, which costs K trainings on the labels alone.
 
-Calibration, where validation has too few images for it, is fitted to such predictions by the method itself, which costs
-K whole trainings; on frozen features these take seconds.
+If validation has too few images, calibration is fitted to out-of-fold predictions of the method itself, which costs K
+whole trainings. On frozen features these take seconds.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 FOLDS = 5
-"""Trainings that predict the labeled images for calibration."""
+"""Number of folds for calibration."""
 
 STRENGTHS = (1e-3, 1e-2, 1e-1)
-"""Values of C, the inverse of the penalty, among which the likelihood of the held-out labels chooses."""
+"""Values of C, the inverse penalty. The one with the highest likelihood of the held-out labels is used."""
 
 COMPONENTS = 256
-"""Principal components of the features that a last layer is fitted on."""
+"""Number of principal components of the features that a last layer is fitted on."""
 
 
 def cross_fit(
     trainer: Trainer, weights: Mapping[str, Tensor] | None, update: Callable[..., None], reporter: Reporter
 ) -> None:
-    """Compute the out-of-fold predictions that a method asks for. `weights` are those that the encoder starts from."""
+    """Compute the out-of-fold predictions that a method requests. The encoder starts from `weights`."""
     request = trainer.method.cross_fit
     if request is None:
         return
@@ -66,7 +66,7 @@ def cross_fit(
 def predict_held_out(trainer: Trainer, update: Callable[..., None], reporter: Reporter) -> tuple[Floats, Ints] | None:
     """Predictions and labels of labeled images, each predicted by a training of the same kind without its fold.
 
-    None where calibration does not want them. An image of a class that no other fold has is left out.
+    None if the settings do not ask for them. An image is left out if no other fold has its class.
     """
     config, split = trainer.config, trainer.data.split
     few = len(split.val) < FEW_VALIDATION
@@ -77,7 +77,7 @@ def predict_held_out(trainer: Trainer, update: Callable[..., None], reporter: Re
     numbers = np.unique(folds[held_out])
     if len(numbers) < 2:
         return None
-    reporter.note(f"calibrating: {len(numbers)} trainings, each without a fold of the labeled images")
+    reporter.note(f"calibration: {len(numbers)} trainings, each without a fold of the labeled images")
     weights = None if config.frozen else read_weights(config.backbone, config.pretrained, config.weights)
     probs = np.zeros((len(labels), trainer.task.num_classes))
     own = config.model_copy(update={"choose": "last"})
@@ -94,7 +94,7 @@ def predict_held_out(trainer: Trainer, update: Callable[..., None], reporter: Re
 
 
 def _draw_folds(trainer: Trainer, number: int, *, every_image: bool = False) -> tuple[Ints, Ints]:
-    """Labels of the labeled images, and the fold of each, as `assign_folds` has it."""
+    """Labels of the labeled images, and the fold of each by `assign_folds`."""
     records = trainer.data.split.labeled
     labels = trainer.data.encode(records)
     groups = [record.group or record.id for record in records]
@@ -103,7 +103,7 @@ def _draw_folds(trainer: Trainer, number: int, *, every_image: bool = False) -> 
 
 
 def learn(trainer: Trainer, update: Callable[..., None]) -> None:
-    """The steps of a whole training, with nothing evaluated or written."""
+    """Run all steps of a training, without evaluating or writing anything."""
     config, parts, method, engine = trainer.config, trainer.parts, trainer.method, trainer.engine
     for epoch in range(1, config.epochs + 1):
         warming_up = epoch <= config.warm_up_epochs
@@ -122,10 +122,11 @@ def learn(trainer: Trainer, update: Callable[..., None]) -> None:
 def predict_folds(
     features: Floats, labels: Ints, folds: Ints, others: Floats, num_classes: int
 ) -> tuple[Floats, Floats]:
-    """Logistic regression by folds on features [N, d] and labels [N] or [N, K]: predictions, and mean ones for others.
+    """Logistic regression by folds on features [N, d] and labels [N] or [N, K]: out-of-fold predictions, and mean
+    predictions on `others`.
 
-    Every label of several is a regression of its own. The penalty is the one under which labels that were held out are
-    likeliest.
+    With several labels, each has its own regression. The penalty is the one with the highest likelihood of held-out
+    labels.
     """
     scale = np.concatenate([features, others]) if len(others) else features
     mean, deviation = scale.mean(axis=0), scale.std(axis=0) + 1e-3
@@ -142,7 +143,7 @@ def predict_folds(
 def predict_folds_of(
     features: Floats, labels: Ints, folds: Ints, others: Floats, num_classes: int
 ) -> tuple[Floats, Floats]:
-    """The same for one label of `num_classes`, on features as they are."""
+    """The same for class indices of `num_classes` classes, on features that are not standardised."""
     best: tuple[float, Floats, Floats] | None = None
     for strength in STRENGTHS:
         own, mean = np.zeros((len(labels), num_classes)), np.zeros((len(others), num_classes))
@@ -161,7 +162,7 @@ def predict_folds_of(
 
 
 def _fit(features: Floats, labels: Ints, strength: float, num_classes: int) -> Callable[[Floats], Floats]:
-    """Logistic regression; classes that no label has get no probability, and one class alone gets all of it."""
+    """Fit logistic regression. Classes without a label get probability 0; a single class gets 1."""
     from sklearn.linear_model import LogisticRegression
 
     present = np.unique(labels)
@@ -185,7 +186,7 @@ def _fit_heads(trainer: Trainer, request: CrossFit, labels: Ints, folds: Ints) -
 
 @torch.no_grad()
 def _features(trainer: Trainer, pool: ImagePool) -> Floats:
-    """What the network as it begins gives the last layer for every image of a pool, [N, d]."""
+    """Features of the network before training for every image of a pool, [N, d]."""
     model = trainer.model
     training = model.training
     model.eval()
@@ -204,9 +205,9 @@ def _train_bodies(
     update: Callable[..., None],
     reporter: Reporter,
 ) -> tuple[Floats, Floats]:
-    """Each network learns as the method `baseline` would, by the same recipe in fewer epochs.
+    """Train each network like the method `baseline`, in fewer epochs.
 
-    What they predict is kept in the cache, so that trainings which differ in what they make of it share the networks.
+    Their predictions are cached, so that trainings that differ only in how they use these share the networks.
     """
     data, task, split = trainer.data, trainer.task, trainer.data.split
     config = trainer.config.model_copy(
@@ -246,7 +247,7 @@ def _train_bodies(
 def _identity(
     config: RunConfig, data: PreparedData, folds: Ints, weights: Mapping[str, Tensor] | None, request: CrossFit
 ) -> str:
-    """The name of what networks of folds predict: by data, split, settings and first weights."""
+    """The cache key of the folds' predictions, from data, split, settings and first weights."""
     settings = config.model_dump(exclude={"data", *CIRCUMSTANCES})
     parts = [[record.id for record in part] for part in (data.split.labeled, data.split.unlabeled)]
     first = "random" if weights is None else digest_weights(weights)
@@ -259,7 +260,7 @@ def _chosen(records: Sequence[Record], mask: Iterable[bool]) -> tuple[Record, ..
 
 
 def _predict(trainer: Trainer, body: Trainer, pool: ImagePool) -> Floats:
-    """What a network of a fold predicts, for class frequencies as those of all labeled images."""
+    """Predictions of the network of a fold, for the class frequencies of all labeled images."""
     config, multi_label = body.config, body.task.multi_label
     with body.engine.arithmetic():
         probs = predict_pool(

@@ -1,4 +1,4 @@
-"""The demonstration, on pictures that the package draws: what pretrained features do, and then unlabeled images."""
+"""The demonstration on drawn images: labels alone, then pretrained features, then unlabeled images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from csda.training import lacks_weights, train
 
 
 class Part(NamedTuple):
-    """One training, and what is said before it."""
+    """One training, and the text that is printed before it."""
 
     method: str
     preset: str
@@ -29,9 +29,14 @@ _FEATURES = {"image_size": 96}
 PARTS = (
     Part("baseline", "quick", {}, "1 of 3. A small network learns from the labeled images alone."),
     Part("linear-probe", "features", _FEATURES, "2 of 3. The control: pretrained features, logistic regression."),
-    Part("self-train", "features", _FEATURES, "3 of 3. From there it learns from the unlabeled images, too."),
+    Part(
+        "self-train",
+        "features",
+        _FEATURES,
+        "3 of 3. The regression continues to train, on the unlabeled images as well.",
+    ),
 )
-REMARK = "This is one seed, and seeds differ: `csda reproduce pretrained` trains ten, and csda beside them."
+REMARK = "This is one seed, and seeds differ. `csda reproduce pretrained` trains ten, and the method csda as well."
 
 WITHOUT_WEIGHTS = (
     Part("baseline", "quick", {}, "1 of 2. A small network learns from the labeled images alone."),
@@ -45,14 +50,13 @@ REMARK_WITHOUT_WEIGHTS = (
 
 
 def run_demo(out: Path, seed: int, reporter: Reporter, settings: Mapping[str, Any] | None = None) -> Path:
-    """Train one after the other, print how each differs from the one before and write a report; runs that are already
-    there are kept.
+    """Train the runs in turn, print the differences and write a report. Finished runs are not trained again.
 
-    `settings` are settings of all runs, for a shorter or longer demonstration.
+    `settings` apply to all runs, for a shorter or longer demonstration.
     """
     parts, remark = (WITHOUT_WEIGHTS, REMARK_WITHOUT_WEIGHTS) if lacks_weights({}) else (PARTS, REMARK)
     runs = [_train(part, out, seed, reporter, settings or {}) for part in parts]
-    # The control comes first, since differences are to the first.
+    # The control comes first, because differences are to the first run.
     ordered = runs if len(runs) == 2 else [runs[1], runs[2], runs[0]]
     page = write_comparison([run.folder for run in ordered], out / "report.html", title="What each step brings")
     for pair in _pairs(runs):
@@ -74,7 +78,7 @@ def _train(part: Part, out: Path, seed: int, reporter: Reporter, settings: Mappi
         reporter=reporter,
     )
     if run.settings.seed != seed:
-        raise RunError(f"{out}: holds a demonstration with seed {run.settings.seed}; give another --out")
+        raise RunError(f"{out}: has a demonstration with seed {run.settings.seed}; give another --out")
     write_report(run.folder)
     return run
 

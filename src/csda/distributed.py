@@ -1,11 +1,11 @@
 """Several processes that train one model together, started by `torchrun`.
 
-All of them run the same program on the same whole batches, with the same draws, so that alignment, queue and losses
-need to know nothing of each other's. What is shared among them is the networks' work: each process passes its part of
-the images, the outputs are gathered, and gradients flow back the same way. So a step gives what it gives in one
-process, except for the order of sums.
+All processes run the same program on the same whole batches with the same random numbers, so alignment, queue and
+losses need no communication. Only the networks' work is divided: each process passes its part of the images through the
+network, the outputs are gathered, and gradients flow back the same way. A step gives the same result as in one process,
+except for the order of sums.
 
-Every process computes the same loss. Its gradients are those of the sum over the processes, divided by their number.
+Every process computes the same loss. Gradients are summed over processes and divided by their number.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Result = TypeVar("Result")
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _ENDED = (
-    "stopped, since another process of this training ended or all were told to; "
-    "it goes on with --resume and its folder as --out, on any number of processes"
+    "stopped, because another process of this training ended or all were told to stop; "
+    "continue with --resume and its folder as --out, on any number of processes"
 )
 _TRAININGS = itertools.count()
 _store: Any = None
-"""The store through which the processes met; it still works when some of them have ended."""
+"""torch's store, through which the processes met. It still works when some of them have ended."""
 
 
 class Ranks:
-    """This process among those that train together; by default a single process.
+    """The rank of this process, and communication with the others; by default a single process.
 
     Attributes:
-        rank: this process, counted from 0; the first one writes and speaks.
-        size: how many there are.
-        local_rank: this process among those of its machine, None on its own.
-        count: of how many samples the networks see a part at the moment; None where they see all of them.
+        rank: number of this process, from 0; only the first one writes and prints.
+        size: number of processes.
+        local_rank: number of this process on its machine; None for a single process.
+        count: number of samples that the processes share at the moment; None if each sees all of them.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int | None = None) -> None:
@@ -67,7 +67,7 @@ class Ranks:
         return self.rank == 0
 
     def map(self, network: Callable[..., Tensor], *samples: Tensor) -> Tensor:
-        """What a network gives for all samples, tensors [B, …] one after the other; each process passes its part."""
+        """Apply a network to all samples of the tensors [B, …]; each process computes its part."""
         if self.alone:
             return network(*samples)
         together = torch.cat(samples)
@@ -80,21 +80,21 @@ class Ranks:
         return gathered
 
     def part(self, values: Tensor) -> Tensor:
-        """The rows of values [B, …] that are this process's, while the networks see parts; else all of them."""
+        """This process's rows of values [B, …] inside of `map`; all rows outside."""
         return values if self.count is None else values[self.span(len(values))]
 
     def span(self, count: int) -> slice:
-        """This process's part of so many samples, by their position."""
+        """The positions of this process's part of `count` samples."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add up dense values over the processes, in place."""
+        """Add up dense tensors over the processes, in place."""
         with _explained():
             dist.all_reduce(values)
         return values
 
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """The mean of the gradients over the processes, in place and in one message."""
+        """Average the gradients over the processes, in place and in one message."""
         if self.alone:
             return
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -104,7 +104,7 @@ class Ranks:
         torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
     def from_first(self, compute: Callable[[], Result]) -> Result:
-        """What the first process computes, for all of them."""
+        """Compute a value in the first process and give it to all."""
         if self.alone:
             return compute()
         box: list[Any] = [compute() if self.first else None]
@@ -114,7 +114,7 @@ class Ranks:
         return result
 
     def require_same(self, value: str, what: str) -> None:
-        """A `DataError` in every process where one has another value than the first."""
+        """Raise a `DataError` in every process if one has another value than the first."""
         if self.alone:
             return
         values: list[Any] = [None] * self.size
@@ -122,18 +122,18 @@ class Ranks:
             dist.all_gather_object(values, hashlib.sha256(value.encode(errors="surrogateescape")).digest())
         if others := [str(rank) for rank, its in enumerate(values) if its != values[0]]:
             raise DataError(
-                f"{what} of process {', '.join(others)} are not those of process 0; "
+                f"{what} of process {', '.join(others)} differ from those of process 0; "
                 "give all processes the same data, under the same path"
             )
 
 
 class _Gather(torch.autograd.Function):
-    """The parts of all processes, one after the other; the gradient of a part comes from all of them."""
+    """Gather the parts of all processes; the gradient of a part is summed over all processes."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, ranks: Ranks, count: int) -> Tensor:
         ctx.ranks = ranks
-        # A sum with zeros takes parts of different lengths, and empty ones.
+        # Parts have different lengths or are empty, so each process adds its part into zeros.
         gathered = part.new_zeros(count, *part.shape[1:])
         gathered[ranks.span(count)] = part
         return ranks.sum(gathered)
@@ -147,7 +147,7 @@ class _Gather(torch.autograd.Function):
 
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
-    """Meet the processes that `torchrun` started, where it did, for the time of a training."""
+    """Join the processes that `torchrun` started, if it did, for the time of a training."""
     global _store
     if not _launched():
         yield Ranks()
@@ -158,20 +158,20 @@ def joined_ranks() -> Iterator[Ranks]:
         with _explained():
             if _store is None:
                 store, *_ = next(rendezvous("env://"))
-                # The store outlives processes that torchrun starts again, and their addresses in it are stale.
+                # The store outlives processes that torchrun restarts, and their addresses in it are stale.
                 _store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
             store = PrefixStore(f"training {next(_TRAININGS)}", _store)
-            # Without the name of a backend there is gloo for the CPU and, where there are GPUs, NCCL for them.
+            # Without the name of a backend torch takes gloo for the CPU and NCCL for GPUs.
             dist.init_process_group(store=store, rank=rank, world_size=size)
     with _told_to_stop():
         yield Ranks(rank, size, local_rank)
-    # After an error the other processes are gone, and a shutdown could wait for ever.
+    # After an error the other processes are gone, and a shutdown could wait forever.
     if ours:
         dist.destroy_process_group()
 
 
 def is_first() -> bool:
-    """Whether this process is on its own, or the first of those that train together: the one that reports."""
+    """Whether this process is single or the first of several: the one that reports."""
     return not _launched() or os.environ["RANK"] == "0"
 
 
@@ -180,10 +180,10 @@ def _launched() -> bool:
 
 
 def stops_first() -> bool:
-    """Whether this process is the first that stops, and so the one that says why."""
+    """Whether this process is the first that stops. It prints the reason."""
     try:
         return _store is None or _store.add("csda: stopped", 1) == 1
-    except RuntimeError:  # whoever kept the store is gone, too
+    except RuntimeError:  # the process with the store is gone, too
         return True
 
 
@@ -192,16 +192,16 @@ _GONE = re.compile(
     r"unhandled system error|remote process|connectfullmesh",
     re.IGNORECASE,
 )
-"""What gloo, NCCL and the store say when another process is not there any more."""
+"""Error messages of gloo, NCCL and the store when another process is gone."""
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say so where another process has ended; all other errors stay what they are."""
+    """Replace errors that mean that another process has ended; others stay."""
     try:
         yield
     except RuntimeError as error:
-        # What cannot be captured in a CUDA graph is the engine's business.
+        # The engine handles errors of CUDA graph capture.
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise
         if not isinstance(error, dist.DistError) and not _GONE.search(str(error)):
@@ -211,7 +211,7 @@ def _explained() -> Iterator[None]:
 
 @contextmanager
 def _told_to_stop() -> Iterator[None]:
-    """`torchrun` ends all processes when one has died; let them say so."""
+    """`torchrun` ends all processes when one has died; let them print the reason."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise RunError(_ENDED)
@@ -223,7 +223,7 @@ def _told_to_stop() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # It is about to report why it stops.
+        # It is about to print why it stops.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
     signal.signal(signal.SIGTERM, before)

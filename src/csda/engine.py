@@ -1,7 +1,6 @@
-"""How a step executes: on which device, in which precision, and on a GPU through the optional tier `csda.fast`.
+"""How a step executes: device, precision, and on a GPU the optional tier `csda.fast`.
 
-This module is the one place of the core that imports `csda.fast`, and it works without it: then a step runs on any
-device as it is written.
+This is the only module of the core that imports `csda.fast`. Without that tier a step runs eagerly on any device.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 class Output(Protocol):
-    """What a step gives: a loss to minimise and figures to log, all 0-dim tensors."""
+    """The result of a step: a loss to minimise and figures to log, all 0-dim tensors."""
 
     @property
     def loss(self) -> Tensor: ...
@@ -38,14 +37,14 @@ class Output(Protocol):
 
 
 class Engine:
-    """Where and how the steps of one training execute.
+    """Executes the steps of one training.
 
     Args:
-        device: where everything lives.
+        device: device of all tensors.
         precision: float32, tf32 in matrix products and convolutions, or bf16 by autocast.
-        generator: the one source of randomness of a step; None is torch's own.
-        capture: whether to capture steps in CUDA graphs, on a GPU.
-        kernels: whether to use hand-written kernels, on a GPU.
+        generator: the only source of randomness of a step; None for torch's default.
+        capture: whether to capture steps in CUDA graphs on a GPU.
+        kernels: whether to use hand-written kernels on a GPU.
         ranks: processes that compute the same loss together.
     """
 
@@ -66,22 +65,22 @@ class Engine:
 
     @property
     def remark(self) -> str | None:
-        """Why steps run eagerly although a CUDA graph was requested."""
+        """Why steps run eagerly although CUDA graphs were requested, or None."""
         return self.fast.remark if self.fast is not None else None
 
     def views(self, augmentation: Augmentation) -> Augmentation:
-        """The same augmentation, computed by kernels where there are any."""
+        """The augmentation, computed by the package's kernels if possible."""
         return self.fast.views(augmentation) if self.fast is not None else augmentation
 
     def prepare(self, model: TwoStream, method: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Replace the parts of a training that have a faster version on this device."""
+        """Replace parts of a training by versions that are faster on this device."""
         if self.fast is not None:
             self.fast.prepare(model, method, optimizer)
 
     def run(self, function: Callable[..., None], *arguments: object) -> None:
-        """`function(*arguments)`; on a GPU captured after the first calls and replayed from then on.
+        """Call `function(*arguments)`. On a GPU it is captured after the first calls and then replayed.
 
-        A replay reads the tensors among the arguments again. All other arguments must mean the same in every call.
+        A replay reads the tensors among the arguments again. All other arguments must be the same in every call.
         """
         if self.fast is None:
             function(*arguments)
@@ -89,14 +88,14 @@ class Engine:
             self.fast.run(function, *arguments)
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """Networks compute in the precision of the run."""
+        """A context in which networks compute in the precision of the run."""
         return arithmetic(self.device, self.precision)
 
 
 @contextmanager
 def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Within this context networks compute in this precision."""
-    # Autocast would keep its copies of the weights from one replay of a graph to the next.
+    """A context in which networks compute in this precision."""
+    # Without this, autocast would keep its copies of the weights from one graph replay to the next.
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
         yield
 
@@ -113,7 +112,7 @@ class Figures:
         self._sums.setdefault(tuple(values), torch.zeros_like(figures)).add_(figures)
 
     def read(self) -> dict[str, float]:
-        """The means since the last call."""
+        """The means since the last call of `read`."""
         means: dict[str, float] = {}
         for names, sums in self._sums.items():
             *totals, count = sums.tolist()
@@ -124,7 +123,7 @@ class Figures:
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
-    """The device by its name; `auto` is a GPU where there is one, and processes of one machine take one GPU each."""
+    """The device of a name. `auto` is a GPU if there is one; processes of one machine take one GPU each."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -150,7 +149,7 @@ def name_device(device: torch.device) -> str:
 
 
 def streaming() -> OpenPool | None:
-    """What opens a pool whose pixels stay on the host; None without the tier `fast`."""
+    """The function that opens a streamed pool, with pixels on the host; None without the tier `fast`."""
     if not _has_fast():
         return None
     from csda.fast.streaming import StreamedPool
@@ -167,9 +166,10 @@ def make_optimizer(
     head: Sequence[nn.Parameter] = (),
     head_scale: float = 1.0,
 ) -> torch.optim.Optimizer:
-    """Plain SGD, as the paper has it, Adam or AdamW; on a GPU the learning rate is a tensor that a graph can read.
+    """Make the optimiser: plain SGD as in the paper, Adam or AdamW. On a GPU the learning rate is a tensor, so that a
+    captured graph reads its current value.
 
-    The parameters of the `head`, where they are named, learn `head_scale` times as fast as the others.
+    The parameters of the `head`, if given, have a learning rate `head_scale` times as large.
     """
     on_gpu = device.type == "cuda"
     of_head = {id(value) for value in head}
@@ -187,7 +187,7 @@ def make_optimizer(
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load saved state, except for the learning rate: a graph reads the tensor that the optimiser was made with."""
+    """Load saved state, but keep the learning rate tensor, because captured graphs read it."""
     kept: list[dict[str, Any]] = [
         {name: group[name] for name in ("lr", "scale") if name in group} for group in optimizer.param_groups
     ]
@@ -206,10 +206,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class _Backends:
-    """torch's switches for TF32 and for cuDNN's choice of kernels, which all threads of a process share.
+    """torch's switches for TF32 and cuDNN's choice of kernels, which all threads of a process share.
 
-    Trainings that want the same use the device side by side. One that wants the other waits until they have ended, and
-    the last one leaves the switches as the first one found them.
+    Trainings with the same switches run side by side. One with others waits until they have ended. The last one
+    restores the switches.
     """
 
     def __init__(self) -> None:
@@ -251,13 +251,13 @@ _backends = _Backends()
 
 
 def backends(device: torch.device, precision: Precision, time_kernels: bool = True) -> AbstractContextManager[None]:
-    """Within this context torch's process-wide switches are as the precision wants them on this device."""
+    """A context with torch's process-wide switches set for this precision on this device."""
     return nullcontext() if device.type != "cuda" else _backends.held(precision != "float32", time_kernels)
 
 
 @contextmanager
 def using(device: torch.device, precision: Precision, time_kernels: bool = True) -> Iterator[None]:
-    """Within this context a training uses the device, and pauses where another thread captures a graph."""
+    """A context in which a training uses the device, and pauses while another thread captures a graph."""
     with backends(device, precision, time_kernels), _capture_gate(device):
         yield
 
@@ -282,7 +282,7 @@ def _open_fast(
     kernels: bool,
     ranks: Ranks,
 ) -> Accelerator | None:
-    """The optional tier; None where there is no GPU, or where it is not installed."""
+    """The optional tier; None without a GPU, or if it is not installed."""
     if device.type != "cuda" or not _has_fast():
         return None
     from csda.fast import Accelerator

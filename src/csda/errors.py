@@ -21,11 +21,11 @@ class DataError(CsdaError):
 
 
 class RunError(CsdaError):
-    """A run folder is missing, torn, foreign, or was made with another configuration."""
+    """A run folder is missing, damaged, of another program, or was made with another configuration."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python or torch ran out of memory, on the CPU or a GPU; does not import torch."""
+    """Whether Python or torch ran out of memory, on the CPU or a GPU. Does not import torch."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error)
@@ -34,11 +34,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn an operating system error on this path into a message that says what to do."""
+    """Turn an operating system error on this path into a message with the way out."""
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        way_on = "then go on, a training with --resume and a grid with the same command"
+        way_on = "then continue, a training with --resume and a grid with the same command"
         remedy = f"free some space, {way_on}" if full else "make it writable, or give another --out"
         raise RunError(f"{path}: {(error.strerror or str(error)).lower()}; {remedy}") from None

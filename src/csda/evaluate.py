@@ -22,15 +22,15 @@ from csda.models.two_stream import TwoStream, probabilities
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 PseudoLabels = Callable[[TwoStream, Tensor], tuple[Tensor, Tensor]]
-"""A method's pseudo-labels for images, before and after alignment."""
+"""Gives a method's pseudo-labels for images, before and after alignment."""
 
 LAST = 20
-"""Number of last epochs over which the steadier figures are averaged."""
+"""Number of last epochs that `auc_last20` and `mca_last20` are averaged over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusions:
-    """What a finished run writes: rows of predictions.csv and pseudo_labels.csv, and the other files of its end."""
+    """Contents of the final files of a run: rows of predictions.csv and pseudo_labels.csv, and the others."""
 
     predictions: list[list[str]]
     pseudo_labels: list[list[str]]
@@ -44,12 +44,12 @@ class Evaluator:
 
     Args:
         data: the set and its split.
-        batch_size: images that are predicted at a time.
-        prior_correction: whether probabilities are divided by the labeled class frequencies before they are scored.
-        flips: whether a prediction is the mean over mirrored images.
+        batch_size: number of images per batch.
+        prior_correction: whether to divide probabilities by the labeled class frequencies before scoring.
+        flips: whether to average predictions over mirrored images.
 
     Attributes:
-        balanced: whether training left class frequencies out of predictions, so that nothing is left to divide by.
+        balanced: whether training already left class frequencies out of predictions, so there is nothing to divide by.
     """
 
     def __init__(
@@ -74,18 +74,18 @@ class Evaluator:
         self.truth = encode_labels(truth, len(self.classes), self.multi_label)
 
     def predict(self, model: TwoStream, pool: ImagePool) -> Floats:
-        """Probabilities [N, n] of the student for every image of a pool, as they are scored."""
+        """Probabilities [N, n] of the student for every image of a pool, with prior correction if it is set."""
         probs = predict_pool(model, pool, self.batch_size, multi_label=self.multi_label, flips=self.flips)
         return self._corrected(probs).astype(np.float32) if self.prior_correction else probs
 
     def evaluate(
         self, model: TwoStream, parts: Parts, pseudo_labels: PseudoLabels | None, guessing: TwoStream | None = None
     ) -> tuple[dict[str, float], dict[str, Floats]]:
-        """Figures and arrays of this epoch; pseudo-labels, those of `guessing`, are judged where there are any."""
+        """Figures and arrays of this epoch. The pseudo-labels of `guessing` are judged if there are any."""
         arrays = {"val_probs": self.predict(model, parts.val), "test_probs": self.predict(model, parts.test)}
         figures = score(arrays["val_probs"], self.val_labels, "val")
         figures |= score(arrays["test_probs"], self.test_labels, "test")
-        # Of several labels an image there is nothing to judge by but the truth.
+        # With several labels per image, pseudo-labels are only compared with the truth.
         judgeable = not self.multi_label or (self.truth >= 0).any()
         if pseudo_labels is not None and len(parts.unlabeled) and judgeable:
             raw, aligned = guess_pool(guessing or model, parts.unlabeled, self.batch_size, pseudo_labels)
@@ -102,10 +102,10 @@ class Evaluator:
         control: Mapping[str, Mapping[str, float]] | None = None,
         held_out: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None,
     ) -> Conclusions:
-        """Predictions, pseudo-labels and the result at the `best` epoch, of which `arrays` are.
+        """Predictions, pseudo-labels and the result at the `best` epoch, with its `arrays`.
 
-        `rows` are the figures of all epochs; `control` are those of models that the result is to be compared with.
-        Calibration is fitted to validation and to `held_out` predictions with their labels.
+        `rows` are the figures of all epochs, `control` the figures of models to compare with. Calibration is fitted to
+        validation and `held_out` predictions with their labels.
         """
         predictions = []
         for part, records in (("val", self.split.val), ("test", self.split.test)):
@@ -148,8 +148,7 @@ class Evaluator:
 def predict_pool(
     model: TwoStream, pool: ImagePool, batch_size: int, *, multi_label: bool, flips: bool = False
 ) -> Floats:
-    """The student's probabilities [N, n] for every image of a pool, in order; with `flips` the mean over the image and
-    its mirror images, across, down and both."""
+    """The student's probabilities [N, n] for every image of a pool; `flips` averages over mirror images, too."""
     if not len(pool):
         return np.empty((0, model.num_outputs), dtype=np.float32)
 
@@ -157,7 +156,7 @@ def predict_pool(
 
 
 def predict_images(model: nn.Module, images: Tensor, multi_label: bool, flips: bool) -> Tensor:
-    """Probabilities [B, n] of a network for images; with `flips` the mean over each and its mirror images."""
+    """Probabilities [B, n] of a network; with `flips` the mean over each image and its three mirror images."""
     views = [images, *(images.flip(axes) for axes in ((3,), (2,), (2, 3)))] if flips else [images]
     return torch.stack([probabilities(model(view), multi_label) for view in views]).mean(dim=0)
 
@@ -174,18 +173,18 @@ def guess_pool(
 
 
 def score(probs: Floats, labels: Ints, prefix: str) -> dict[str, float]:
-    """AUC and MCA of one part, whose labels are [N], or 0/1 [N, K] in a multi-label set; NaN of an empty one."""
+    """AUC and MCA of one part with labels [N], or 0/1 [N, K] in a multi-label set; NaN if it is empty."""
     if not len(labels):
         return {f"{prefix}_auc": np.nan, f"{prefix}_mca": np.nan}
     return {f"{prefix}_auc": metrics.auc(probs, labels), f"{prefix}_mca": metrics.mca(probs, labels)}
 
 
 def judge_pseudo_labels(raw: Floats, aligned: Floats, truth: Ints) -> tuple[dict[str, float], dict[str, Floats]]:
-    """Score pseudo-labels where the truth is known (−1: unknown), and count what alignment changed.
+    """Score pseudo-labels if the truth is known (−1: unknown), and count the changes by alignment.
 
-    Figures for `metrics.jsonl` and arrays for `history.npz`: the share of flipped guesses of each class, the class-wise
-    mean of the aligned guesses (a row for each unaligned guess), and truth against pseudo-label. Where an image may
-    have several labels, the AUC of the guesses alone.
+    Returns figures for `metrics.jsonl` and arrays for `history.npz`: the share of pseudo-labels of each class that
+    alignment changed to another class, the mean aligned pseudo-label for each class before alignment, and the confusion
+    matrix of truth and pseudo-label. With several labels per image, only the AUC of the pseudo-labels.
     """
     if truth.ndim == 2:
         known = (truth >= 0).all(axis=1)
@@ -209,7 +208,7 @@ def judge_pseudo_labels(raw: Floats, aligned: Floats, truth: Ints) -> tuple[dict
 def _over(
     model: TwoStream, pool: ImagePool, batch_size: int, function: Callable[[Tensor], tuple[Tensor, ...]]
 ) -> list[Floats]:
-    """Apply a function to plain views of all images, in evaluation mode."""
+    """Apply a function to plain (not augmented) views of all images, in evaluation mode."""
     training = model.training
     model.eval()
     results = [function(batch.view("plain")) for batch in pool.batches(batch_size, shuffled=False)]
@@ -218,11 +217,11 @@ def _over(
 
 
 def _digits(probs: Floats) -> list[str]:
-    """Nine significant digits give a float32 back exactly."""
+    """Nine significant digits, which restore a float32 exactly."""
     return [f"{value:.9g}" for value in probs]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Of the figures that are defined; one that is not is NaN, or None once it has been read from a file."""
+    """Mean of the defined figures. Undefined ones are NaN, or None if read from a file."""
     known = [value for value in values if value is not None and not np.isnan(value)]
     return sum(known) / len(known) if known else None

@@ -1,8 +1,7 @@
-"""Choose the images that a report shows; NumPy only, so that training, which keeps them, and report, which shows them,
-make the same choice.
+"""Choose the images that a report shows. Training stores them and the report shows them, so both use this module.
 
-N images, n classes. Labels are class indices [N], or 0/1 [N, n] in a multi-label set. Choices are rows, the most
-telling first.
+NumPy only. N images, n classes. Labels are class indices [N], or 0/1 [N, n] in a multi-label set. Choices are row
+numbers, the most useful first.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ Labels = npt.NDArray[np.int64]
 Rows = list[int]
 
 MISTAKES = 6
-"""Images of a class that were taken for others, with the most confidence."""
+"""Number of most confident mistakes shown for each class."""
 CELL = 4
-"""Images behind a cell of the confusion matrix."""
+"""Number of images shown for a cell of the confusion matrix."""
 CELLS = 64
-"""Cells that have images; where there are more, those with the most images."""
+"""Number of cells shown with images, those with the most images."""
 GUESSES = 8
-"""Pseudo-labels of a class."""
+"""Number of pseudo-labels shown for each class."""
 SEEN = 4
-"""Images of a class for which it is shown where the network looks."""
+"""Number of Grad-CAM maps shown for each class."""
 IMAGES = 480
-"""Images of a run in all."""
+"""Number of images of a run in total."""
 
 
 def choose_mistakes(probs: Array, labels: Labels) -> list[Rows]:
-    """For each class, its images that were taken for another, the surest first.
+    """For each class, its images that were predicted as another, the most confident first.
 
-    With several labels an image: for each label the images that lack it and have its highest probabilities from one
-    half on, then those that have it and its lowest below one half.
+    With several labels per image: for each label, the images without it with the highest probabilities of at least 0.5,
+    then the images with it with the lowest probabilities below 0.5.
     """
     if labels.ndim == 2:
         chosen = []
@@ -51,7 +50,7 @@ def choose_mistakes(probs: Array, labels: Labels) -> list[Rows]:
 
 
 def choose_cells(probs: Array, labels: Labels) -> dict[tuple[int, int], Rows]:
-    """The surest images behind each cell (truth, prediction) of the confusion matrix, fullest cells first."""
+    """The most confident images of each cell (truth, prediction) of the confusion matrix, largest cells first."""
     n, predicted, sure = probs.shape[1], probs.argmax(axis=1), probs.max(axis=1)
     counts = metrics.confusion(labels, predicted, n)
     fullest = [divmod(int(cell), n) for cell in np.argsort(-counts, axis=None, kind="stable")[:CELLS]]
@@ -63,9 +62,9 @@ def choose_cells(probs: Array, labels: Labels) -> dict[tuple[int, int], Rows]:
 
 
 def choose_guesses(probs: Array, *, multi_label: bool = False) -> list[Rows]:
-    """For each class some unlabeled images that are taken for it, evenly from the surest to the least sure.
+    """For each class some unlabeled images predicted as it, evenly from the most to the least confident.
 
-    With several labels an image: those with the label's highest probabilities.
+    With several labels per image: those with the label's highest probabilities.
     """
     if multi_label:
         return [_highest(scores, np.ones(len(scores), dtype=bool), GUESSES) for scores in probs.T]
@@ -78,10 +77,10 @@ def choose_guesses(probs: Array, *, multi_label: bool = False) -> list[Rows]:
 
 
 def choose_seen(probs: Array, labels: Labels) -> list[list[tuple[int, int]]]:
-    """For each class some of its images, each with the class whose evidence is to be shown: the one predicted.
+    """For each class some of its images, each with the class to draw a Grad-CAM map for: the predicted one.
 
-    Half of them are the surest that were recognised, half the surest that were not. With several labels an image: those
-    that have the label and its highest probabilities, and the label itself.
+    Half of them are the most confident correct predictions, half the most confident mistakes. With several labels per
+    image: the images of the label with its highest probabilities, and the label itself.
     """
     if labels.ndim == 2:
         columns = zip(probs.T, labels.T, strict=True)
@@ -97,7 +96,7 @@ def choose_seen(probs: Array, labels: Labels) -> list[list[tuple[int, int]]]:
 
 
 def choose_judged(probs: Array, labels: Labels) -> Iterator[int]:
-    """All rows of a part with known labels that a report shows, the most telling first, some of them repeatedly."""
+    """All rows of a part with known labels that a report shows, the most useful first, possibly repeated."""
     yield from _in_turn(choose_mistakes(probs, labels))
     yield from _in_turn([[row for row, _ in pairs] for pairs in choose_seen(probs, labels)])
     if labels.ndim == 1:
@@ -110,7 +109,7 @@ def choose_unlabeled(probs: Array, *, multi_label: bool = False) -> Iterator[int
 
 
 def _in_turn(groups: list[Rows]) -> Iterator[int]:
-    """One of each group, then a second of each: where a limit cuts, it cuts all groups alike."""
+    """The first of each group, then the second of each and so on, so that a limit cuts all groups alike."""
     for place in range(max(map(len, groups), default=0)):
         yield from (rows[place] for rows in groups if place < len(rows))
 

@@ -1,8 +1,8 @@
 """Export a model for programs without csda: ONNX, a torch.export program, or a MONAI bundle.
 
-What is exported takes images as they come from a decoder, uint8 [B, H, W, C], and gives calibrated probabilities:
-resizing, scaling, mirror images, prior correction and temperature are part of the graph. It is compared with
-`csda.load(run).predict` on images before anything is written.
+The exported model takes decoded images, uint8 [B, H, W, C], and returns calibrated probabilities. Resizing, scaling,
+mirror images, prior correction and temperature are part of its graph. Before anything is written, its output is
+compared with `csda.load(run).predict`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Form = Literal["onnx", "torch", "monai"]
 Answer = Callable[[npt.NDArray[np.uint8]], npt.NDArray[Any]]
 
 COMPARED = 16
-"""Images that are compared before a model is written."""
+"""Number of images that are compared before a model is written."""
 
 FROM_SQUARE, FROM_DECODED = 1e-4, 1e-2
-"""How far probabilities may be from ours: for images of the network's own size, and of any size."""
+"""Largest accepted difference of a probability from csda's: for images of the network's size, and of any size."""
 
 LARGEST = 16_384
-"""Pixels of a side at most."""
+"""Largest side of an image in pixels."""
 
 OPSET = 20
 SMALLEST = 1e-12
@@ -55,7 +55,7 @@ SCHEMA = "https://project-monai.github.io/schema/meta_schema_20240725.json"
 
 
 class Classifier(nn.Module):
-    """The network with all that makes calibrated probabilities of images [B, C, S, S] in [0, 1]."""
+    """The network with its calibration: images [B, C, S, S] in [0, 1] to calibrated probabilities."""
 
     frequencies: Tensor
 
@@ -85,11 +85,11 @@ class Classifier(nn.Module):
 
 
 class Squares(nn.Module):
-    """Decoded images [B, C, H, W] of 0 to 255, of any size, as the squares of 0 to 1 that the decoder makes of them.
+    """Resize decoded images [B, C, H, W] of 0 to 255 and of any size to squares of 0 to 1, like the decoder.
 
-    They are the same pixel for pixel, since whole pixels are weighed here as there, in whole numbers: across, then
-    down, each time to the next grey level. Off by a level may be images that the decoder shrinks by a whole factor
-    first, and grey ones much taller than wide, which Pillow resizes down, then across.
+    Pixels are the same as the decoder's, because weights and rounding are the same: first the width, then the height,
+    each rounded to a grey level. They may differ by one level in images that the decoder first shrinks by a whole
+    factor, and in grey ones much taller than wide, because Pillow resizes their height first.
     """
 
     place: Tensor
@@ -102,7 +102,7 @@ class Squares(nn.Module):
         self.register_buffer("units", 2.0 ** torch.arange(PRECISION + 1, dtype=torch.float64), persistent=False)
 
     def forward(self, values: Tensor) -> Tensor:
-        # Ones are as many as pixels; a graph for images of any size has no numbers for that.
+        # Sizes are sums of ones, because a graph for images of any size has no numbers for them.
         row, column = (torch.ones_like(line, dtype=torch.float64) for line in (values[0, 0, 0], values[0, 0, :, 0]))
         values = values.double() if self.channels == 1 else values.float()  # sums have 30 bits, and 24
         across, unit = self._weights(row, column.sum())
@@ -112,10 +112,10 @@ class Squares(nn.Module):
         return values.float() / 255.0
 
     def _weights(self, ones: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        """What each pixel along an axis weighs in each of the square [size, length], and the sum of these weights.
+        """Weights [size, length] of the triangle filter along an axis, and their sum.
 
-        It is a triangle filter. With `pad` the whole axis is in the middle of the square and nothing beside it; with
-        `crop` the middle of the axis fills the square.
+        With `pad` the whole axis is in the middle of the square, between zeros; with `crop` the middle of the axis
+        fills the square.
         """
         own = ones.sum()
         longest, shortest = torch.maximum(own, other), torch.minimum(own, other)
@@ -123,7 +123,7 @@ class Squares(nn.Module):
         span = shortest if self.aspect == "crop" else own
         first, start = ((self.size - inner) / 2).floor(), ((own - span) / 2).floor()
         scale = span / inner
-        # Pixels whose mean is taken before the filter.
+        # The number of pixels that are averaged before the filter.
         block = (scale / REDUCED * 2).floor().clamp_min(1.0)
         place = self.place - first + 0.5
         pixel = ones.cumsum(0)[None, :] - 1 - start
@@ -139,7 +139,7 @@ class Squares(nn.Module):
 
 
 class ImageClassifier(nn.Module):
-    """The same from decoded images, uint8 [B, H, W, C] of any size."""
+    """The same for decoded images, uint8 [B, H, W, C] of any size."""
 
     def __init__(self, classifier: Classifier, size: int, channels: int, aspect: Aspect) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class ImageClassifier(nn.Module):
 
 
 class Samples(NamedTuple):
-    """Images to compare on: what the files hold, as squares of the network, and what we say of each."""
+    """Images to compare on: decoded, as squares of the network's size, and csda's probabilities."""
 
     decoded: list[npt.NDArray[np.uint8]]
     squares: npt.NDArray[np.uint8]
@@ -162,12 +162,12 @@ class Samples(NamedTuple):
 
 
 def export(run: Run, to: Form, out: Path | None = None, images: Sequence[Path] = ()) -> Path:
-    """Write the model of a finished run and its card into a new folder, which is given back.
+    """Write the model of a finished run and its card into a new folder, and return the folder.
 
-    It is compared on `images`, or on test images of the run where they are still in their place, or on noise.
+    The model is compared on `images`, or on test images of the run if their files are found, or on noise.
     """
     if not run.finished:
-        raise RunError(f"{run.folder}: has not finished; export it when `csda train --resume` has ended it")
+        raise RunError(f"{run.folder}: has not finished; finish it with `csda train --resume`, then export it")
     folder = out or Path(f"{run.folder.name}-{to}")
     with explained(folder):
         if folder.exists() and any(folder.iterdir()):
@@ -242,7 +242,7 @@ def _write_monai(run: Run, predictor: Predictor, samples: Samples, folder: Path)
 
 
 def _program(predictor: Predictor) -> torch.export.ExportedProgram:
-    """The graph from decoded images on, for any number of images and any size."""
+    """Export the graph for decoded images of any number and any size."""
     size, channels = predictor.image_size, predictor.channels
     module = ImageClassifier(Classifier(predictor), size, channels, predictor.aspect).eval()
     shape = (2, size + 13, size + 7, channels)
@@ -266,7 +266,7 @@ def _capture(module: nn.Module, example: Tensor, axes: dict[int, str]) -> torch.
 
 
 def _describe(run: Run, predictor: Predictor) -> dict[str, Any]:
-    """What a user of the file needs to know: classes, thresholds, limits of sets."""
+    """Metadata for users of the file: classes, thresholds, limits of sets."""
     fitted = predictor.calibration
     return {
         "classes": list(predictor.classes),
@@ -307,12 +307,12 @@ def _samples(run: Run, predictor: Predictor, images: Sequence[Path]) -> Samples:
         predictor.predict(decoded),
         predictor.predict(squares),
         None,
-        "The images of the run are not in their place; compared on noise.",
+        "The images of the run were not found; compared on noise.",
     )
 
 
 def _test_images(run: Run) -> Iterator[Path]:
-    """Test images of the run that are still where they were, of a plain folder or by their file names."""
+    """Test images of the run whose files are still found, in a plain folder or by file name."""
     folder = Path(run.config["data"])
     if not folder.exists():
         return
@@ -335,18 +335,18 @@ def _decode(path: Path, channels: int) -> npt.NDArray[np.uint8]:
 
 
 def _compare(answer: Answer, samples: Samples, name: str) -> str:
-    """Refuse an exported model whose predictions differ; returns a sentence that says how close it is."""
+    """Refuse an exported model with different predictions; return a sentence with the largest difference."""
     squares = float(np.abs(answer(samples.squares) - samples.from_squares).max())
     alone = float(np.abs(answer(samples.squares[:1]) - samples.from_squares[:1]).max())
     found = [answer(image[None])[0] for image in samples.decoded]
     decoded = float(np.abs(np.stack(found) - samples.from_decoded).max())
     for far, allowed, what in (
-        (max(squares, alone), FROM_SQUARE, "of the network's own size"),
-        (decoded, FROM_DECODED, "as they are decoded"),
+        (max(squares, alone), FROM_SQUARE, "of the network's size"),
+        (decoded, FROM_DECODED, "of any size"),
     ):
         if not far <= allowed:
             raise RunError(
-                f"{name}: its probabilities differ by {far:.2g} from ours for images {what}, more than {allowed:g}; "
+                f"{name}: its probabilities differ by {far:.2g} from csda's for images {what}, more than {allowed:g}; "
                 "it is not written"
             )
     text = (
@@ -359,7 +359,7 @@ def _compare(answer: Answer, samples: Samples, name: str) -> str:
 
 
 def _metadata(run: Run, predictor: Predictor) -> dict[str, Any]:
-    """configs/metadata.json, as MONAI's schema has it."""
+    """configs/metadata.json, by MONAI's schema."""
     import monai
 
     size, classes = predictor.image_size, list(predictor.classes)
@@ -413,7 +413,7 @@ def _metadata(run: Run, predictor: Predictor) -> dict[str, Any]:
 
 
 def _inference(predictor: Predictor) -> dict[str, Any]:
-    """configs/inference.json: a folder of images in, eval/predictions.csv with a row of probabilities each out."""
+    """configs/inference.json: predicts a folder of images and writes eval/predictions.csv."""
     mode, channel = ("L", "no_channel") if predictor.channels == 1 else ("RGB", -1)
     suffixes = sorted(IMAGE_SUFFIXES - {".dcm", ".dicom"})
     return {
@@ -428,7 +428,7 @@ def _inference(predictor: Predictor) -> dict[str, Any]:
             "if os.path.splitext(path)[1].lower() in @suffixes)"
         ),
         "program": "$torch.export.load(@bundle_root + '/models/model.pt2').module().to(@device)",
-        # An exported program refuses to be put into a mode; it has one.
+        # An exported program has no train() and eval(), which MONAI calls.
         "network": (
             "$type('Network', (torch.nn.Module,), {'forward': lambda self, image: @program(image.as_tensor())})()"
         ),
@@ -507,7 +507,7 @@ def _require(*packages: str, extra: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters say about packages that are not needed."""
+    """Silence the exporters' messages about packages that are not needed."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -25,16 +25,16 @@ def evaluate_external(
     settings: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> External:
-    """Predict every labeled image of a set and judge the predictions by the labels.
+    """Predict every labeled image of a data set and score the predictions.
 
-    `settings` say how the set is read, as for a training: `source`, `label_column`, `max_unreadable` and so on. Its
-    classes are those of the run by name; it may lack some.
+    `settings` say how to read the data set, as for a training: `source`, `label_column`, `max_unreadable` and so on.
+    Classes are matched with those of the run by name; some may be missing.
     """
     config = configure({"data": str(data), **(settings or {})})
     dataset = load_configured(config)
     records = [record for record in dataset.records if record.label is not None and record.path is not None]
     if not records:
-        raise DataError(f"{data}: no labeled image files; external images need labels to be judged by")
+        raise DataError(f"{data}: no labeled image files; give images with labels")
     labels = _translate(dataset, records, run)
     predictor = Predictor(run, config.device)
     predictor.require_images()
@@ -52,7 +52,7 @@ def evaluate_external(
         refuse_unreadable(dataset, unreadable, config.max_unreadable)
     remarks = tuple(f"{record.path}: {reason}; left out" for record, reason in unreadable)
     if Path(run.config["data"]).resolve() == Path(data).resolve():
-        remarks = (*remarks, "this is the folder that the run was trained from: these are no new images")
+        remarks = (*remarks, "this is the folder that the run was trained on, so these are not new images")
     encoded = encode_labels([labels[position] for position in kept], len(run.classes), run.multi_label)
     ids = [records[position].id for position in kept]
     name = Path(data).name or str(data)
@@ -60,10 +60,10 @@ def evaluate_external(
 
 
 def _translate(dataset: Dataset, records: list[Record], run: Run) -> list[Label]:
-    """Labels as positions among the classes of the run."""
+    """Labels as indices into the classes of the run."""
     known = {fold_name(name): position for position, name in enumerate(run.classes)}
     if dataset.multi_label and not run.multi_label:
-        raise DataError(f"{dataset.root}: its images have several labels, and the run knows one class an image")
+        raise DataError(f"{dataset.root}: its images have several labels, but the run has one class per image")
     places: list[int | None] = [known.get(fold_name(name)) for name in dataset.classes]
     used = {each for record in records for each in _members(record.label)}
     unknown = [dataset.classes[each] for each in sorted(used) if places[each] is None]

@@ -1,7 +1,7 @@
 """Features of a frozen network: computed once, cached, and used for training instead of pixels.
 
-A frozen network gives the same features of an image in every epoch, so they are computed before the first one. What is
-trained is a head on them, which takes seconds where training the network takes minutes or hours.
+A frozen network gives the same features of an image in every epoch, so they are computed once, before the first epoch.
+Then a head is trained on them, which takes seconds, where training the network takes minutes or hours.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from csda.progress import Reporter, format_duration
 Floats = npt.NDArray[np.float32]
 
 BATCH_ON_CPU = 32
-"""Images at a time on a CPU: the activations of more do not stay in its caches."""
+"""Images per batch on a CPU. With more, activations do not stay in its caches."""
 
 BATCHES_AHEAD = 8
-"""Batches on a GPU whose features come to the host together, so that the host reads images while it computes."""
+"""Number of GPU batches with one common copy to the host, so that the host reads images while the GPU computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Features [N, W] in the order of the set's records, and the network that made them.
+    """Features [N, W] in the order of the data set's records, and the network that computed them.
 
-    `digest` stands for its weights, which `body` are, as a state dict of the encoder.
+    `body` is the state dict of the encoder and `digest` a hash of it.
     """
 
     array: Floats
@@ -50,7 +50,7 @@ class Features:
 
 
 class Extractor:
-    """The frozen network, in evaluation mode: uint8 pixels [N, H, W, C] to features [N, W]."""
+    """The frozen network in evaluation mode: uint8 pixels [N, H, W, C] to features [N, W]."""
 
     def __init__(self, body: Encoder, device: torch.device, precision: Precision, batch_size: int) -> None:
         self.width = body.width
@@ -60,12 +60,12 @@ class Extractor:
 
     @property
     def chunk(self) -> int:
-        """Images that are best given together."""
+        """The best number of images per call."""
         return self.batch_size * (BATCHES_AHEAD if self.device.type == "cuda" else 1)
 
     @torch.inference_mode()
     def __call__(self, pixels: Pixels) -> Floats:
-        """A GPU computes a batch while the host brings the next one."""
+        """Compute features; a GPU computes a batch while the host copies the next one."""
         with arithmetic(self.device, self.precision):
             features = [
                 self.network(plain(self._bring(pixels[start : start + self.batch_size]))).float()
@@ -74,7 +74,7 @@ class Extractor:
         return torch.cat(features).cpu().numpy().astype(np.float32, copy=False)
 
     def _bring(self, pixels: Pixels) -> Tensor:
-        images = torch.from_numpy(np.array(pixels))  # a copy, since what is mapped may not be written to
+        images = torch.from_numpy(np.array(pixels))  # a copy, because a tensor needs writable memory
         return images.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else images
 
 
@@ -86,9 +86,9 @@ def open_features(
     reporter: Reporter,
     cache: Path | None = None,
 ) -> Features:
-    """The features of the plain view of each image, computed where the cache does not have them yet.
+    """The features of the plain view of each image, computed unless the cache has them.
 
-    They are known by the keys of the pixels, by the network's name and weights, by its stages and by the precision.
+    The cache key consists of the keys of the pixels, the network's name, weights and stages, and the precision.
     """
     stages = config.feature_stages
     body = build_body(config.backbone, data.pixels.shape[1], data.pixels.shape[-1], stages, weights)
@@ -97,7 +97,7 @@ def open_features(
     made: list[Extractor] = []
 
     def extractor() -> Extractor:
-        """Moved to the device when there is something to compute."""
+        """Moved to the device when the first features are computed."""
         if not made:
             made.append(Extractor(body, device, config.precision, config.eval_batch_size))
         return made[0]
@@ -113,7 +113,7 @@ def open_features(
         [digest(settings.encode(), key) for key in data.keys],
         (body.width,),
         make,
-        workers=0,  # a second thread would break a capture of a CUDA graph on this device
+        workers=0,  # a second thread would break the capture of a CUDA graph on this device
         place=f"features/{name}-{config.image_size}-{known[:8]}" + (f"-{stages}" if stages else ""),
         dtype=np.float32,
         chunk=BATCH_ON_CPU if device.type == "cpu" else BATCHES_AHEAD * config.eval_batch_size,
@@ -129,7 +129,7 @@ def open_features(
 
 
 def digest_weights(weights: Mapping[str, Tensor]) -> str:
-    """Sixteen hexadecimal digits that stand for a state dict."""
+    """A hash of a state dict, 16 hexadecimal digits."""
     summary = blake2b(digest_size=8)
     for name, value in sorted(weights.items()):
         values = value.detach().cpu().contiguous()
@@ -139,7 +139,7 @@ def digest_weights(weights: Mapping[str, Tensor]) -> str:
 
 
 def _announce(config: RunConfig, data: PreparedData, missing: int, extractor: Extractor, device: torch.device) -> str:
-    """Announce the computation with an estimate of its time, from a few images."""
+    """Print what will be computed and how long it will take, estimated on a few images."""
     few = data.pixels[: min(extractor.batch_size, 16)]
     extractor(few)
     begun = time.perf_counter()
@@ -149,10 +149,11 @@ def _announce(config: RunConfig, data: PreparedData, missing: int, extractor: Ex
     place = idle if device.type == "cpu" else name_device(device)
     return (
         f"{place}: preset {config.preset}, features of {missing} images by {config.backbone} at "
-        f"{config.image_size}×{config.image_size}, about {format_duration(seconds)}; they are kept for other trainings"
+        f"{config.image_size}×{config.image_size}, about {format_duration(seconds)}; they are cached for other "
+        f"trainings"
     )
 
 
 def _shown(show: Progress, missing: int) -> Progress:
-    """Progress of the rows that are missing; nothing is shown where all are there."""
+    """Show progress over the missing rows; nothing if all are cached."""
     return show if missing else lambda done, total: None

@@ -1,4 +1,4 @@
-"""Where the package keeps what can be made or fetched again."""
+"""The cache folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in an image a network finds its evidence for a class.
+"""Grad-CAM: a map of the regions in an image that raise a network's logit of a class.
 
 Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization", 2017.
 """
@@ -11,19 +11,18 @@ from torch import Tensor, nn
 from csda.models.two_stream import TwoStream
 
 SIDE = 7
-"""Cells that a map has at least in each direction; deeper layers of small images have too few to point at anything."""
+"""Smallest height and width of a map. Deeper layers of small images have coarser maps."""
 
 
 def grad_cam(model: TwoStream, images: Tensor, classes: Tensor) -> Tensor | None:
-    """Maps [B, h, w] from 0 to 1 of the evidence for a class [B] in images [B, C, H, W]; None where the network has no
-    map of features.
+    """Maps [B, h, w] from 0 to 1 for a class [B] of images [B, C, H, W]; None if the network has no feature map.
 
     The activations A_k of the deepest layer with at least 7×7 cells are weighted by the mean gradient α_k of the
-    class's logit, and what is positive of Σ_k α_k A_k is kept, divided by its largest value. A network that continues
-    with sequences of patches, such as a vision transformer, has no such layer.
+    class's logit, and the positive part of Σ_k α_k A_k is divided by its maximum. A network on sequences of patches,
+    such as a vision transformer, has no such layer.
     """
     side = min(SIDE, images.shape[-1])
-    # So that a frozen network has gradients, too.
+    # So that gradients exist even if the network is frozen.
     images = images.detach().requires_grad_()
     found: list[Tensor | None] = [None]
 

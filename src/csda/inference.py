@@ -1,7 +1,7 @@
-"""Predict any number of files: listed, decoded and predicted in a stream, and written as they are ready.
+"""Predict any number of files: list, decode and predict them as a stream, and write rows as they are ready.
 
-A table that is being written is `NAME.partial`, with `NAME.partial.json` that says which model writes it; when all is
-done it is renamed. A call that was interrupted leaves whole rows there, and `resume` continues after them.
+While a table is written it is called `NAME.partial`, and `NAME.partial.json` names the model and options. At the end it
+is renamed. An interrupted call leaves complete rows, and `resume` continues after them.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ Progress = Callable[[int, int], None]
 LISTS = frozenset({".txt", ".csv"})
 BATCH = 256
 AT_ONCE = 1 << 18
-"""Files whose names Ray is given at a time."""
+"""Number of files per Ray task."""
 
 
 class Counts(NamedTuple):
-    """Files of a finished table, and how many of them could not be used."""
+    """Number of files of a finished table, and of those that could not be used."""
 
     files: int
     unusable: int
 
 
 class ImageFiles:
-    """The image files that arguments name, one after the other, without a list of all of them.
+    """Iterate over the image files that arguments name, without a list of all in memory.
 
     An argument is a file, a folder, a pattern such as `scans/*.png` or `scans/**/*.dcm`, or a list: a text file with a
     path in each line, or a CSV with a column `image`; paths in a list are relative to its folder.
@@ -63,7 +63,7 @@ class ImageFiles:
         total = sum(1 for _ in self)
         if not total:
             named = ", ".join(map(str, self._given))
-            raise DataError(f"{named}: no images there; name image files, folders that hold some, lists or patterns")
+            raise DataError(f"{named}: no images there; give image files, folders of images, lists or patterns")
         return total
 
 
@@ -83,7 +83,7 @@ def _find(given: Path) -> Iterator[Path]:
 def _read_list(path: Path) -> Iterator[Path]:
     if path.suffix.lower() == ".csv":
         table = read_table(path)
-        place = table.require("image", "name the column of paths so, or give a text file with a path a line")
+        place = table.require("image", "rename the column of paths to it, or give a text file with one path per line")
         names = [cells[place] for _, cells in table.rows]
     else:
         names = read_text(path).splitlines()
@@ -105,19 +105,19 @@ def predict_table(
     echo: Callable[[str], object] = lambda text: None,
     progress: Progress = lambda done, total: None,
 ) -> Counts:
-    """Write a row for each image file: label, confidence, whether it is unsure, set, probabilities, or the error.
+    """Write a row for each image file: label, confidence, unsure, set, probabilities, or an error.
 
     Args:
-        run: folder of the run whose model predicts.
-        given: what `ImageFiles` takes.
-        out: CSV to write; without it rows go to `echo`.
-        tta: predict as the mean over mirror images.
-        resume: continue with a table that was cut off.
-        jobs: threads that decode, or workers of Ray.
-        launcher: threads here, or workers of Ray on many machines, which find run and images under the same paths.
-        coverage: of the sets, one of those that the model has limits for; 0.9 where it has, unless another is given.
-        echo: is given text to print where there is no `out`.
-        progress: is told how many files are done, of how many.
+        run: run folder with the model.
+        given: files, folders, patterns and lists, as for `ImageFiles`.
+        out: CSV to write; if None, rows go to `echo`.
+        tta: average predictions over mirror images.
+        resume: continue an interrupted table.
+        jobs: number of decoding threads or of Ray workers.
+        launcher: threads on this machine, or Ray workers on several, with run and images under the same paths.
+        coverage: of the sets; the model must have limits for it. If None, 0.9 if the model has it.
+        echo: prints text if there is no `out`.
+        progress: shows how many files are done.
     """
     predictor = load(run)
     predictor.require_images()
@@ -125,7 +125,7 @@ def predict_table(
     files = ImageFiles(given)
     total = files.count()
     format_rows = _Rows(predictor, coverage)
-    # Each row follows from these.
+    # The rows depend on these.
     about = {"model": predictor.digest, "tta": tta, "coverage": coverage, "header": format_rows.header}
     table = _Echo(echo, format_rows.header) if out is None else _open_table(out, about, resume)
     if table is None:
@@ -148,7 +148,7 @@ def predict_table(
 
 
 class _Rows:
-    """Makes the rows of a table; each is one line, whatever a file is called."""
+    """Makes the rows of a table, one line each for any file name."""
 
     def __init__(self, predictor: Predictor, coverage: float | None) -> None:
         self.predictor, self.coverage = predictor, coverage
@@ -180,12 +180,12 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    """A name may hold line ends, or bytes that are not UTF-8."""
+    """Replace line ends and bytes that are not UTF-8 in a file name."""
     return UNFIT_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class _Echo:
-    """A table that is printed."""
+    """A table that is printed instead of written."""
 
     def __init__(self, echo: Callable[[str], object], header: str) -> None:
         self.write = echo
@@ -205,7 +205,7 @@ class _Echo:
 
 
 class _PartialTable:
-    """A table that gets its name when it is whole."""
+    """A table with a temporary name until it is complete."""
 
     def __init__(self, out: Path, file: BinaryIO, header: str) -> None:
         self.out, self._file, self._header = out, file, header
@@ -222,7 +222,7 @@ class _PartialTable:
             self._file.flush()
 
     def skip(self, files: Iterable[Path]) -> tuple[int, int]:
-        """How many rows there are, all of the first of these files, and how many of them tell an error."""
+        """Count the existing rows, which must be of the first of these files, and those with an error."""
         self._file.seek(0)
         done, unusable, end = 0, 0, len(self._header.encode())
         if self._file.readline().decode() != self._header:
@@ -232,7 +232,7 @@ class _PartialTable:
             return 0, 0
         names = iter(files)
         for line in self._file:
-            if not line.endswith(b"\n"):  # it was cut off within this row
+            if not line.endswith(b"\n"):  # the call was interrupted within this row
                 break
             cells = next(csv.reader([line.decode()]))
             path = next(names, None)
@@ -253,7 +253,7 @@ class _PartialTable:
 
 
 def partial_of(out: Path) -> Path:
-    """Where a table is until it is whole."""
+    """The name of a table until it is complete."""
     return out.with_name(f"{out.name}.partial")
 
 
@@ -262,12 +262,12 @@ def _about_of(out: Path) -> Path:
 
 
 def _open_table(out: Path, about: dict[str, Any], resume: bool) -> _PartialTable | None:
-    """The table to write on; None where it is whole already and nothing is left to do."""
+    """Open the table for writing; None if it is already complete."""
     partial, described = partial_of(out), _about_of(out)
     with explained(out):
         begun = partial.exists() and described.exists()
         if begun and not resume:
-            raise RunError(f"{partial}: left of a call that was cut off; give --resume to go on with it, or delete it")
+            raise RunError(f"{partial}: left by an interrupted call; give --resume to continue it, or delete it")
         if resume and not begun and out.exists():
             return None
         if begun:
@@ -284,7 +284,7 @@ def _open_table(out: Path, about: dict[str, Any], resume: bool) -> _PartialTable
 
 
 def _stream_ray(run: Path, files: Iterable[Path], jobs: int | None, tta: bool) -> Iterator[Outcome]:
-    """The same as `Predictor.stream` by workers of Ray; what a worker had when it died is given to another."""
+    """`Predictor.stream` with Ray workers. If a worker dies, its files are given to another."""
     with joined_ray("ray.data") as ray:
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
@@ -315,14 +315,16 @@ def _stream_ray(run: Path, files: Iterable[Path], jobs: int | None, tta: bool) -
                             yield Outcome(Path(os.fsdecode(path)), np.asarray(probs, dtype=np.float32), None)
         except ray.exceptions.RayError as error:
             cause = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
-            raise RunError(f"a worker of Ray failed ({cause}); what is done is kept, go on with --resume") from None
+            raise RunError(
+                f"a worker of Ray failed ({cause}); finished rows are kept, continue with --resume"
+            ) from None
 
 
 class RayWorker:
-    """In a worker of Ray: the model of a run, and what it says of files."""
+    """A Ray worker with the model of a run, which predicts files."""
 
     def __init__(self, run: str, folder: str, tta: bool) -> None:
-        with suppress(OSError):  # paths that are not relative are found from anywhere
+        with suppress(OSError):  # absolute paths, because workers have another current folder
             os.chdir(folder)
         self.predictor, self.tta = load(run), tta
 

@@ -28,14 +28,14 @@ def labeled_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def unlabeled_loss(logits: Tensor, targets: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
-    """Eq. (18), L_u = 1/L Σ_l H(u_l, q̃_l): the mean soft cross-entropy of the filled slots, 0 if none is.
+    """Eq. (18), L_u = 1/L Σ_l H(u_l, q̃_l): the mean soft cross-entropy of the filled slots, 0 if none is filled.
 
     Args:
         logits: [L, n].
         targets: q̃ [L, n].
         mask: bool [L], the filled slots.
-        count: number to divide by, where it is not that of the filled slots here: several processes that each
-            compute a part of the queue divide by the mean of their numbers.
+        count: number to divide by instead of the number of filled slots. Processes that each compute a part of the
+            queue divide by the mean of their numbers.
 
     >>> import torch
     >>> logits, targets = torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([[0.25, 0.75], [0.0, 1.0]])
@@ -66,9 +66,9 @@ def multilabel_unlabeled_loss(logits: Tensor, targets: Tensor, mask: Tensor, cou
 
 
 def consistency_loss(probs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """Squared error of probabilities [B, n], the mean over the samples in the mask, bool [B], and 0 if none is.
+    """Squared error of probabilities [B, n], averaged over the samples in the mask, bool [B]; 0 if the mask is empty.
 
-    It is bounded, so a wrong target costs little. GLM and LSSE use it instead of L_u.
+    It is bounded, so a wrong target has a limited effect. GLM and LSSE use it instead of L_u.
 
     >>> import torch
     >>> consistency_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), torch.tensor([True]))

@@ -33,11 +33,11 @@ from csda.errors import DataError
 
 
 class ClassMarginals(nn.Module):
-    """Eq. (11) to (14). The marginal predictions and mean confidences of each class, and alignment with them.
+    """Eq. (11) to (14). Keep the marginal prediction and mean confidence of each class, and align with them.
 
-    Eq. (11) is EMA_t = EMA_{t-1} · ω + z_t · (1 − ω), z_t being the mean over the batch's samples of a class. A class
-    with no labeled sample in the batch keeps its row of `labeled`; a class that no unlabeled sample was predicted as
-    gets the estimate of Eq. (13). Rows begin uniform, and a class's first observation replaces its row; `start`
+    Eq. (11) is EMA_t = EMA_{t-1} · ω + z_t · (1 − ω), where z_t is the mean over the batch's samples of a class. A
+    class with no labeled sample in the batch keeps its row of `labeled`. A class that was predicted for no unlabeled
+    sample gets the estimate of Eq. (13). Rows begin uniform, and a class's first observation replaces its row; `start`
     replaces all of them at once.
 
     Args:
@@ -45,27 +45,28 @@ class ClassMarginals(nn.Module):
         momentum: ω.
         temperature: "adaptive" for Eq. (14), "unlabeled" for the same with c^u instead of c^x, which grows as the
             labels are memorised, or one number for every class; 1 switches tempering off.
-            It applies when aligning and is never written back into `labeled`.
-        temperature_floor: the least that Eq. (14) may give.
+            It is applied when aligning and never written back into `labeled`.
+        temperature_floor: lower bound of Eq. (14).
         condition: what row i of `labeled` is the mean over: labeled samples whose "label" is i, as in the paper, or
-            whose "prediction" is i, as on the unlabeled side. With "truth" it is over the latter, too, and of their
-            labels instead of predictions: how often a sample predicted as i is of class j. This says something
-            where predictions are of samples that the model has not learned from.
-        against: what λ^x is divided by: λ^u, from "unlabeled" samples, as in the paper, or the predictions on the
-            "labeled" samples that make its rows. With the condition "truth" the latter divides what was observed by
-            what was expected of the very same samples, so that predictions are calibrated class by class, whatever
-            classes the unlabeled samples are of.
+            whose "prediction" is i, as on the unlabeled side. "truth" takes the samples with prediction i as well, and
+            averages their labels: how often a sample predicted as i is of class j. This is useful if the model has not
+            learned from these samples.
+        against: what λ^x is divided by: λ^u, from "unlabeled" samples, as in the paper, or the mean predictions on the
+            same "labeled" samples. With the condition "truth" the latter divides observed by predicted frequencies of
+            the same samples, which calibrates predictions class by class and does not depend on the class frequencies
+            of the unlabeled samples.
         shrinkage: κ of `shrink`; 0 for none.
         basis: "diagonal" for Eq. (8), or ρ of `estimate_basis` for the general M of Eq. (7).
-        absent: the estimate of Eq. (13) is to "replace" the row, as in the paper, or to enter it by "ema".
-        share: whether c_i is divided by the samples of the "class", K_i as Eq. (12) is explained, or by those of the
-            "batch", K, so that a class counts by its frequency too: what the paper says of T and of γ = 1.
+        absent: whether the estimate of Eq. (13) is to "replace" the row, as in the paper, or is averaged into it by
+        "ema".
+        share: whether c_i is divided by the samples of the "class", K_i as Eq. (12) is explained, or by all samples of
+            the "batch", K, so that c_i also grows with the frequency of the class, as the paper says of T and of γ = 1.
         num_labels: K in a multi-label task, with two classes each: then buffers and arguments have an axis K before
             that of the classes, and labels are 0 or 1, [B, K].
-        process_group: processes that share their samples; every one of them then holds the same averages.
+        process_group: processes that share their samples and so hold the same averages.
 
     Attributes:
-        labeled: λ^x [n, n], row i being the mean prediction for class i.
+        labeled: λ^x [n, n]; row i is the mean prediction for class i.
         unlabeled: λ^u [n, n]. A sample belongs to the class that is predicted for it.
         labeled_confidence: c^x [n].
         unlabeled_confidence: c^u [n]. Not the diagonal of λ^u: Eq. (13) averages other ratios for it.
@@ -138,9 +139,9 @@ class ClassMarginals(nn.Module):
         for part in ("labeled", "unlabeled"):
             self.register_buffer(part, torch.empty(*classes, num_classes))
             self.register_buffer(f"{part}_confidence", torch.empty(classes))
-            # 1 where a row rests on samples, 0 where it does not; a float, so that it has the dtype of the rows.
+            # 1 if a row is a mean of samples, else 0; a float, so that it has the dtype of the rows.
             self.register_buffer(f"{part}_observed", torch.empty(classes))
-        # Of the samples that rows of λ^x are means over: the mean prediction, and their number when all were passed.
+        # The mean prediction of the samples behind each row of λ^x, and their number in the last pass over all.
         self.register_buffer("labeled_predicted", torch.empty(*classes, num_classes))
         self.register_buffer("labeled_numbers", torch.empty(classes))
         self.reset()
@@ -166,8 +167,8 @@ class ClassMarginals(nn.Module):
     def start(self, probs: Tensor, labels: Tensor) -> None:
         """Take λ^x and c^x exactly from one pass over the labeled set, and set λ^u := λ^x and c^u := c^x.
 
-        A class that is never predicted, where `condition` is not "label", starts from the predictions on the samples
-        labeled with it, and as a row of no sample.
+        If `condition` is not "label", a class that is never predicted starts from the predictions on the samples with
+        this label, and its row counts as one without samples.
 
         Args:
             probs: [N, n], predictions on the whole labeled set.
@@ -192,7 +193,7 @@ class ClassMarginals(nn.Module):
         self.labeled.copy_(rows)
         self.labeled_predicted.copy_(predictions)
         self.labeled_numbers.copy_(numbers)
-        # λ^u is always made of predictions.
+        # λ^u is always a mean of predictions.
         self.unlabeled.copy_(predictions if self.condition == "truth" else rows)
         for confidence in (self.labeled_confidence, self.unlabeled_confidence):
             confidence.copy_(own)
@@ -205,7 +206,7 @@ class ClassMarginals(nn.Module):
 
         Args:
             probs: p [B, n], predictions on labeled samples.
-            labels: int64 [B]. Values are checked on a CPU alone: a step on a GPU copies nothing to the host.
+            labels: int64 [B]. Values are checked only on a CPU, because a step on a GPU must copy nothing to the host.
         """
         self._require(probs, labels)
         if readable(labels):
@@ -217,7 +218,7 @@ class ClassMarginals(nn.Module):
         self.labeled.lerp_(rows, if_present[..., None])
         if self.condition == "truth":
             self.labeled_predicted.lerp_(self._class_means(probs, classes)[0], if_present[..., None])
-        # Of a batch, a class that it does not have has a share, too: none.
+        # With "batch", a class that is not in the batch has a share of 0.
         self.labeled_confidence.lerp_(own, rate if self.share == "batch" else if_present)
         self.labeled_observed.masked_fill_(present, 1)
 
@@ -240,7 +241,7 @@ class ClassMarginals(nn.Module):
 
     @torch.no_grad()
     def align(self, probs: Tensor) -> Tensor:
-        """Eq. (10), with Normalize((λ_i^x)^T_i) instead of λ_i^x, or what M makes of the unlabeled rows.
+        """Eq. (10), with Normalize((λ_i^x)^T_i) instead of λ_i^x, or with the rows M λ^u.
 
         Args:
             probs: q [B, n].
@@ -260,8 +261,8 @@ class ClassMarginals(nn.Module):
 
     @torch.no_grad()
     def start_unlabeled(self, probs: Tensor) -> None:
-        """Take λ^u and c^u exactly from one pass over the unlabeled set, after `start`; a class that no sample is
-        predicted as keeps what it has.
+        """Take λ^u and c^u exactly from one pass over the unlabeled set, after `start`. A class that no sample is
+        predicted as keeps its values.
 
         Args:
             probs: [N, n], predictions on the whole unlabeled set.
@@ -284,13 +285,13 @@ class ClassMarginals(nn.Module):
         _require_batch(probs, labels, self.labeled_confidence.shape)
 
     def _told(self, probs: Tensor, labels: Tensor) -> Tensor:
-        """What rows of λ^x are means of: predictions, or labels as distributions."""
+        """The values that rows of λ^x are means of: predictions, or labels as distributions."""
         if self.condition != "truth":
             return probs
         return (labels[..., None] == torch.arange(self.num_classes, device=labels.device)).to(probs.dtype)
 
     def _class_means(self, probs: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Eq. (12). The mean over the samples of each class, zero without any; c; which classes have some; how many."""
+        """Eq. (12). The mean over the samples of each class, 0 without any; c; which classes have samples; how many."""
         sums, numbers = class_sums(probs.to(self.labeled.dtype), classes)
         _reduce(self.process_group, sums, numbers)
         rows = sums / numbers.clamp(min=1)[..., None]
@@ -301,12 +302,12 @@ class ClassMarginals(nn.Module):
 class AgnosticMarginals(nn.Module):
     """Eq. (11) for the marginals of all classes together, and ReMixMatch's alignment with them.
 
-    It has the methods of `ClassMarginals` and no confidences: where the queue needs those, keep both.
+    It has the methods of `ClassMarginals` but no confidences. If a queue needs those, keep both.
 
     Args:
         num_classes: n.
         momentum: ω.
-        source: what the labeled marginal is the mean of, the "prediction", as this paper has it, or the "label", as in
+        source: what the labeled marginal is the mean of: the "prediction", as in this paper, or the "label", as in
             ReMixMatch.
         num_labels: K in a multi-label task, as in `ClassMarginals`.
         process_group: processes that share their samples.
@@ -379,7 +380,7 @@ class AgnosticMarginals(nn.Module):
     def update_labeled(self, probs: Tensor, labels: Tensor) -> None:
         """Eq. (11). λ^x ← λ^x · ω + mean p · (1 − ω), for predictions p [B, n] on samples with labels [B].
 
-        The values of labels are checked on a CPU alone, as in `ClassMarginals`.
+        Values of labels are checked only on a CPU, as in `ClassMarginals`.
         """
         _require_batch(probs, labels, self.labeled.shape)
         if readable(labels):

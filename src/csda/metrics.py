@@ -1,9 +1,9 @@
 """AUC, MCA, recalls, curves, calibration and their intervals; NumPy only.
 
 N images, n classes. Labels are class indices [N], or 0/1 [N, n] in a multi-label set, where probabilities are one
-sigmoid per label and a label is predicted at 0.5. Every metric takes `weights`, how often each image counts, with any
-leading axes: [S, N] gives the metric of S resamples at once. What cannot be computed, such as the AUC of a class
-that no image has, is NaN and is left out of means.
+sigmoid per label and a label is predicted at 0.5. Every metric takes `weights`, the number of times each image counts,
+with any leading axes: [S, N] gives the metric of S resamples at once. Undefined values, such as the AUC of a class
+without images, are NaN and left out of means.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def predict(probs: Array, multi_label: bool = False) -> npt.NDArray[np.intp]:
 
 
 def decide(probs: Array, multi_label: bool = False) -> list[int | tuple[int, ...]]:
-    """What `predict` says of each image as a label: its class, or in a multi-label set the labels that are present.
+    """The predicted class of each image, or in a multi-label set the tuple of its predicted labels.
 
     >>> probs = np.array([[0.2, 0.8], [0.6, 0.5]])
     >>> decide(probs), decide(probs, multi_label=True)
@@ -73,13 +73,13 @@ def auc(probs: Array, labels: Array, weights: Array | None = None) -> float | Fl
 
 
 def recall(probs: Array, labels: Array, weights: Array | None = None) -> Floats:
-    """Share of each class's images that are recognised [..., n]."""
+    """Share of each class's images that are predicted as it [..., n]."""
     truth, predicted = _truth_and_predicted(probs, labels)
     return _share(truth & predicted, truth, weights)
 
 
 def precision(probs: Array, labels: Array, weights: Array | None = None) -> Floats:
-    """Share of the images predicted as each class that are of it [..., n]."""
+    """Share of the images predicted as each class that belong to it [..., n]."""
     truth, predicted = _truth_and_predicted(probs, labels)
     return _share(truth & predicted, predicted, weights)
 
@@ -102,15 +102,15 @@ def mca(probs: Array, labels: Array, weights: Array | None = None) -> float | Fl
 
 
 def confusion(labels: Array, predicted: Array, n: int) -> npt.NDArray[np.int64]:
-    """Images of each class (row) by what they were taken for (column) [n, n]."""
+    """Number of images of each class (row) and prediction (column) [n, n]."""
     return np.bincount(labels * n + predicted, minlength=n * n).reshape(n, n).astype(np.int64)
 
 
 def shift_frequencies(probs: Array, before: Array, after: Array, *, multi_label: bool = False) -> Floats:
-    """What a network would say that had learned from other class frequencies: p · after / before, normalised.
+    """Convert probabilities to other class frequencies: p · after / before, normalised.
 
-    A class that was never learned from stays as it is. In a multi-label set each label is a problem of two classes,
-    present and absent; one that all images had, or none, stays as it is.
+    A class with a frequency of 0 before does not change. In a multi-label set each label has two classes, present and
+    absent; a label of all images or of none does not change.
     """
     probs, before, after = (np.asarray(each, dtype=np.float64) for each in (probs, before, after))
     known = (before > 0) & (before < 1) if multi_label else before > 0
@@ -122,7 +122,7 @@ def shift_frequencies(probs: Array, before: Array, after: Array, *, multi_label:
 
 
 def prior_corrected(probs: Array, frequencies: Array, *, multi_label: bool = False) -> Floats:
-    """What a balanced prior would predict: probabilities divided by the labeled class frequencies."""
+    """Probabilities for equal class frequencies: divided by the labeled class frequencies and normalised."""
     balanced = np.full(np.shape(frequencies), 0.5 if multi_label else 1.0)
     return shift_frequencies(probs, frequencies, balanced, multi_label=multi_label)
 
@@ -137,8 +137,8 @@ def bootstrap_interval(
 ) -> Floats:
     """Percentile interval of `statistic(*arrays, weights)` under resampling of images: [2, ...], low and high.
 
-    With `strata` [N] images are redrawn within each stratum, so that no class vanishes. The draws depend on `seed`
-    and `strata` alone: a statistic that takes two models' probabilities gets a paired interval.
+    With `strata` [N] images are resampled within each stratum, so that no class is lost. The draws depend only on
+    `seed` and `strata`, so a statistic of two models' probabilities gets a paired interval.
 
     >>> probs, labels = np.array([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7], [0.2, 0.8]]), np.array([0, 0, 1, 1])
     >>> low, high = bootstrap_interval(mca, probs, labels, strata=labels)
@@ -148,7 +148,7 @@ def bootstrap_interval(
     generator = np.random.default_rng(seed)
     size = len(arrays[0])
     strata = np.zeros(size, dtype=np.intp) if strata is None else strata
-    # Blocks keep the weights of a large test set from filling the memory.
+    # In blocks, because the weights of a large test set may not fit into memory.
     block = max(1, 2**22 // size)
     values = [
         statistic(*arrays, weights=_resample(strata, min(block, samples - start), generator))
@@ -158,9 +158,9 @@ def bootstrap_interval(
 
 
 def wilson_interval(hits: npt.ArrayLike, counts: npt.ArrayLike, level: float = 0.95) -> Floats:
-    """Wilson's score interval of shares hits / counts: [2, ...], low and high; NaN where nothing was counted.
+    """Wilson's score interval of shares hits / counts: [2, ...], low and high; NaN if the count is 0.
 
-    It does not shrink to a point where all or none of a few images are recognised, as a bootstrap does.
+    Unlike a bootstrap interval it has a width even if all or none of a few images are hits.
 
     >>> wilson_interval(np.array([0, 2]), np.array([2, 2])).round(3).tolist()
     [[0.0, 0.342], [0.658, 1.0]]
@@ -171,7 +171,7 @@ def wilson_interval(hits: npt.ArrayLike, counts: npt.ArrayLike, level: float = 0
     centre = _divide(hits + z * z / 2, counts + z * z)
     spread = _divide(share * (1 - share) * counts + z * z / 4, (counts + z * z) ** 2)
     half = z * np.sqrt(spread)
-    # Exact at the ends, where rounding would leave 1e-17 to each side.
+    # Exact at the ends, where rounding would leave 1e-17.
     low = np.where(hits == 0, 0.0, np.clip(centre - half, 0, 1))
     high = np.where(hits == counts, 1.0, np.clip(centre + half, 0, 1))
     return np.where(counts > 0, np.stack([low, high]), np.nan)
@@ -180,8 +180,8 @@ def wilson_interval(hits: npt.ArrayLike, counts: npt.ArrayLike, level: float = 0
 def mean_interval(hits: Array, counts: Array, level: float = 0.95) -> Floats:
     """Interval of the mean of independent shares hits / counts [n], from their Wilson intervals: low and high.
 
-    Square-and-add (Zou and Donner, 2008): the distances of the shares to their bounds add up as standard errors do.
-    Shares of nothing are left out.
+    Square-and-add (Zou and Donner, 2008): the distances of the shares to their bounds add up like standard errors.
+    Shares with a count of 0 are left out.
     """
     hits, counts = np.asarray(hits, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     known = counts > 0
@@ -194,10 +194,10 @@ def mean_interval(hits: Array, counts: Array, level: float = 0.95) -> Floats:
 
 
 def difference_interval(ours: Array, theirs: Array, level: float = 0.95) -> Floats:
-    """Interval of the difference of two shares of the same images, whose hits are 0/1 [N]: low and high.
+    """Interval of the difference of two shares of the same images, with hits 0/1 [N] each: low and high.
 
-    Newcombe (1998), method 10: square-and-add of the Wilson bounds, with the correlation of the two. One image on which
-    the models differ does not decide, as it would for a bootstrap.
+    Newcombe (1998), method 10: square-and-add of the Wilson bounds, with the correlation of the two. Unlike a bootstrap
+    interval it includes 0 if the models differ on a single image.
     """
     ours, theirs = np.asarray(ours, dtype=bool), np.asarray(theirs, dtype=bool)
     count = len(ours)
@@ -209,7 +209,7 @@ def difference_interval(ours: Array, theirs: Array, level: float = 0.95) -> Floa
     only_ours, only_theirs = (ours & ~theirs).sum(), (~ours & theirs).sum()
     scale = math.sqrt(ours.sum() * (~ours).sum() * theirs.sum() * (~theirs).sum())
     excess = float(both * neither - only_ours * only_theirs)
-    # Newcombe corrects a positive correlation for continuity.
+    # Newcombe's continuity correction of a positive correlation.
     correlation = max(excess - count / 2, 0.0) / scale if excess > 0 else excess / scale if scale else 0.0
 
     def distance(first: float, second: float) -> float:
@@ -221,9 +221,9 @@ def difference_interval(ours: Array, theirs: Array, level: float = 0.95) -> Floa
 
 
 def roc_curve(scores: Array, positive: Array, weights: Array | None = None) -> tuple[Floats, Floats, Floats]:
-    """False positive rate, true positive rate [..., T + 1] and the falling thresholds [T + 1] that give them.
+    """False positive rate, true positive rate [..., T + 1] and their decreasing thresholds [T + 1].
 
-    The first threshold is infinite, so that a curve begins at (0, 0); images of one score move together.
+    The first threshold is infinite, so a curve begins at (0, 0). Images with the same score share a threshold.
     """
     thresholds, false, true = _counts_above(scores, positive, weights)
     return _divide(false, false[..., -1:]), _divide(true, true[..., -1:]), thresholds
@@ -232,20 +232,20 @@ def roc_curve(scores: Array, positive: Array, weights: Array | None = None) -> t
 def precision_recall_curve(
     scores: Array, positive: Array, weights: Array | None = None
 ) -> tuple[Floats, Floats, Floats]:
-    """Recall, precision [..., T] and the falling thresholds [T] that give them."""
+    """Recall, precision [..., T] and their decreasing thresholds [T]."""
     thresholds, false, true = _counts_above(scores, positive, weights)
     return _divide(true, true[..., -1:])[..., 1:], _divide(true, true + false)[..., 1:], thresholds[1:]
 
 
 def average_precision(scores: Array, positive: Array, weights: Array | None = None) -> Floats:
-    """Area under the precision-recall curve, as steps: the mean precision at each positive image."""
+    """Area under the precision-recall curve as a step function: the mean precision at each positive image."""
     recalls, precisions, _ = precision_recall_curve(scores, positive, weights)
     steps = np.diff(recalls, prepend=0.0, axis=-1)
     return np.asarray((steps * np.nan_to_num(precisions)).sum(axis=-1), dtype=np.float64)
 
 
 def curve_at(grid: Array, x: Array, y: Array) -> Floats:
-    """The highest y that a rising curve x [..., T] has at or before each place of the grid [..., G]."""
+    """The highest y of a curve with increasing x [..., T] at or before each point of the grid [..., G]."""
     flat_x, flat_y = x.reshape(-1, x.shape[-1]), np.maximum.accumulate(y.reshape(-1, y.shape[-1]), axis=-1)
     places = [np.searchsorted(row, grid + 1e-12, side="right") - 1 for row in flat_x]
     values = [
@@ -255,15 +255,15 @@ def curve_at(grid: Array, x: Array, y: Array) -> Floats:
 
 
 def sensitivity_at(specificity: float, scores: Array, positive: Array, weights: Array | None = None) -> Floats:
-    """The largest true positive rate of a threshold whose true negative rate is at least `specificity` [...]."""
+    """The largest true positive rate with a true negative rate of at least `specificity` [...]."""
     false, true, _ = roc_curve(scores, positive, weights)
     return curve_at(np.array([1 - specificity]), false, true)[..., 0]
 
 
 def confidence_and_hits(probs: Array, labels: Array) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """What calibration is judged by: the probability of each decision and whether it was right, both [M].
+    """The probability of each decision and whether it was right, both [M], to measure calibration.
 
-    A decision is the class of an image; in a multi-label set each label, present or absent, is one.
+    A decision is the class of an image; in a multi-label set, each label is a decision, present or absent.
     """
     probs = np.asarray(probs, dtype=np.float64)
     multi_label = labels.ndim == 2
@@ -289,7 +289,7 @@ def calibration_error(probs: Array, labels: Array, bins: int = 10) -> float:
 
 
 def scale_temperature(probs: Array, temperature: float, *, multi_label: bool = False) -> Floats:
-    """Probabilities of the logits divided by a temperature; above 1 they are less sure, and no order changes."""
+    """Probabilities of the logits divided by a temperature. Above 1 they are less confident; the order stays."""
     probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-12, 1.0)
     if multi_label:
         logits = (np.log(probs) - np.log(np.clip(1 - probs, 1e-12, 1.0))) / temperature
@@ -300,15 +300,17 @@ def scale_temperature(probs: Array, temperature: float, *, multi_label: bool = F
 
 
 def log_loss(probs: Array, labels: Array) -> float:
-    """Mean negative logarithm of the probability of what is true, over images or, with several labels, over each."""
+    """Mean negative logarithm of the probability of the truth, over images, or over all labels of a multi-label set."""
     probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-12, 1 - 1e-12)
     chosen = np.where(labels == 1, probs, 1 - probs) if labels.ndim == 2 else probs[np.arange(len(labels)), labels]
     return float(-np.log(chosen).mean())
 
 
 def coverage_curve(confidence: Array, hits: Array) -> tuple[Floats, Floats]:
-    """Share of the decisions that are kept, the surest first, and the share of hits among them [M]; decisions of one
-    confidence count together."""
+    """Share of decisions kept, most confident first, and share of hits among them [M].
+
+    Equal confidences are kept together.
+    """
     order = np.argsort(-np.asarray(confidence), kind="stable")
     ranked, kept = np.asarray(confidence)[order], np.arange(1, len(order) + 1)
     right = np.cumsum(np.asarray(hits, dtype=np.float64)[order])
@@ -324,7 +326,7 @@ def paired_interval(differences: Array, samples: int = 10000, seed: int = 0, lev
 
 
 def _counts_above(scores: Array, positive: Array, weights: Array | None) -> tuple[Floats, Floats, Floats]:
-    """Falling thresholds [T + 1], infinity first, and how many negatives and positives reach each [..., T + 1]."""
+    """Decreasing thresholds [T + 1], from infinity, and the negatives and positives counted above each [..., T + 1]."""
     scores, positive = np.asarray(scores, dtype=np.float64), np.asarray(positive, dtype=bool)
     counts = np.ones(len(scores)) if weights is None else np.asarray(weights, dtype=np.float64)
     order = np.argsort(-scores, kind="stable")
@@ -338,7 +340,7 @@ def _counts_above(scores: Array, positive: Array, weights: Array | None) -> tupl
 
 
 def _resample(strata: Array, samples: int, generator: np.random.Generator) -> Floats:
-    """How often each image is drawn in each of the samples [samples, N]."""
+    """The number of times each image is drawn in each resample [samples, N]."""
     weights = np.empty((samples, len(strata)))
     for stratum in np.unique(strata):
         (members,) = np.nonzero(strata == stratum)
@@ -349,7 +351,7 @@ def _resample(strata: Array, samples: int, generator: np.random.Generator) -> Fl
 
 
 def _percentiles(values: Floats, level: float) -> Floats:
-    """Low and high of the defined values along the first axis; NaN where none is defined."""
+    """Low and high percentile of the defined values along the first axis; NaN if none is defined."""
     undefined = np.isnan(values).all(axis=0)
     bounds = np.nanpercentile(np.where(undefined, 0.0, values), [50 * (1 - level), 50 * (1 + level)], axis=0)
     return np.where(undefined, np.nan, bounds)

@@ -38,10 +38,10 @@ CHANNELS = (1, 3, 4)
 """How many channels an array may have; with four, the last is transparency."""
 
 DECODED = 16
-"""Files that a thread decodes at a time."""
+"""Number of files per decoding task."""
 
 AHEAD = 2
-"""Batches that are decoded while one is computed."""
+"""Number of batches that are decoded in advance."""
 
 
 class Outcome(NamedTuple):
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """Decisions from probabilities; the last two are None where the model has no calibration for them."""
+    """Decisions from probabilities. The last two are None if the model has no calibration for them."""
 
     labels: list[int | tuple[int, ...]]
     confidence: Floats
@@ -67,11 +67,11 @@ class Predictor:
     Attributes:
         classes: names of the columns that `predict` returns.
         multi_label: whether a row holds independent probabilities rather than a distribution.
-        image_size: side of the images that the network sees; others are resized to it.
-        channels: 1 for grey, 3 for colours; others are converted.
-        width: features of a sample, where the model was trained on feature vectors; None where it takes images.
-        calibration: what was fitted to predictions on images that were not trained on; None where there were none.
-        device: where the network computes.
+        image_size: images are resized to squares with this side.
+        channels: 1 for grey, 3 for colour; images are converted.
+        width: number of features, if the model was trained on feature vectors; None if it takes images.
+        calibration: fitted to predictions on images that were not trained on; None if there were none.
+        device: device of the network.
     """
 
     def __init__(self, run: Run, device: str = "auto") -> None:
@@ -95,17 +95,17 @@ class Predictor:
             encoder = build_body(model["backbone"], self.image_size, self.channels, stages)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
-                f"{self._file}: not a model of csda ({type(error).__name__}: {error}); restore it or train anew"
+                f"{self._file}: not a model of csda ({type(error).__name__}: {error}); restore it or train again"
             ) from None
         self.width: int | None = encoder.width if takes_vectors else None
         self.model = TwoStream(encoder, len(self.classes), rectified=not frozen)
-        # The teacher is not part of a finished model, and predicting leaves it out.
+        # A finished model has no teacher; prediction does not need it.
         expected = {k: value.shape for k, value in self.model.state_dict().items() if not k.startswith("teacher.")}
         if {k: value.shape for k, value in weights.items()} != expected:
-            raise RunError(f"{self._file}: not the weights of a {model['backbone']}; restore it or train anew")
+            raise RunError(f"{self._file}: not the weights of a {model['backbone']}; restore it or train again")
         self.model.load_state_dict(weights, strict=False)
         self.device = choose_device(device)
-        # Pixels lie in memory as rows of colours, and convolutions are faster when activations do, too.
+        # Pixels are stored channels last, and convolutions are faster if activations are, too.
         self.model.to(self.device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 
     def predict(
@@ -118,9 +118,9 @@ class Predictor:
     ) -> Floats:
         """Probabilities [N, n] of images: files, images of Pillow, arrays [H, W] or [H, W, C], tensors [C, H, W].
 
-        One gives one row; a list, an array [N, H, W, C] or a tensor [N, C, H, W] gives a row for each. Pixels are of
-        8 or 16 bits, or numbers from 0 to 1. With `tta` a prediction is the mean over the image and its mirror images.
-        Probabilities are `calibrated` where the model knows how. A model of feature vectors takes these, [N, W].
+        A single image gives one row; a list, an array [N, H, W, C] or a tensor [N, C, H, W] gives a row for each image.
+        Pixels have 8 or 16 bits, or are floats from 0 to 1. `tta` averages over mirror images. Probabilities are
+        `calibrated` if the model has a calibration. A model of feature vectors takes these, [N, W].
         """
         batches = self._batches(images, batch_size) if self.width is None else self._vectors(images, batch_size, tta)
         found = list(self._compute(batches, tta, calibrated))
@@ -135,10 +135,10 @@ class Predictor:
         tta: bool = False,
         calibrated: bool = True,
     ) -> Iterator[Outcome]:
-        """What becomes of each file, in order; probabilities are `calibrated` where the model knows how.
+        """Predict files in order, and yield an outcome for each. Probabilities are `calibrated` if the model has a
+        calibration.
 
-        So many `jobs`, threads, decode coming files while the network computes. No more than a few batches are in
-        memory at a time, however many files there are.
+        `jobs` threads decode the next files while the network computes. Only a few batches are in memory at a time.
         """
         pending: deque[tuple[tuple[Path, ...], dict[int, DataError]]] = deque()
 
@@ -155,26 +155,26 @@ class Predictor:
                 yield Outcome(path, next(rows) if problem is None else None, problem)
 
     def require_images(self) -> None:
-        """Refuse files where the model was trained on feature vectors."""
+        """Refuse files if the model was trained on feature vectors."""
         if self.width is not None:
             raise RunError(
                 f"{self._file}: was trained on feature vectors, so it takes no images; use csda.load(run).predict(X)"
             )
 
     def choose_coverage(self, wanted: float | None = None) -> float | None:
-        """The coverage of sets: the wanted one, or 0.9, or None where the model has no limits for that."""
+        """The coverage of sets: `coverage`, or else 0.9, or None if the model has no limits for 0.9."""
         if self.calibration is not None and (wanted is not None or COVERAGE in self.calibration.coverages):
             return self.calibration.level(COVERAGE if wanted is None else wanted).coverage
         if wanted is not None:
-            raise RunError(f"{self._file}: not calibrated, so that no coverage can be promised; leave it out")
+            raise RunError(f"{self._file}: not calibrated, so it has no sets with a coverage; leave the coverage out")
         return None
 
     def judge(self, probs: npt.NDArray[Any], coverage: float | None = None) -> Judgement:
-        """Labels, confidence, and the sets of classes that an image may have, of calibrated probabilities.
+        """Labels, confidence, and sets of possible classes, from calibrated probabilities.
 
-        `unsure` is where the set holds more than the label. Confidence is the probability of the label, with several
-        labels that of the least certain one being as it is said. The set of an image that may have several labels
-        holds those that may be present.
+        `unsure` is true if the set has more than one class. Confidence is the probability of the label; with several
+        labels per image, the probability of the least certain decision. Then the set has all labels that may be
+        present.
         """
         fitted = self.calibration
         decided = metrics.predict(probs, self.multi_label) if fitted is None else fitted.decide(probs)
@@ -206,7 +206,7 @@ class Predictor:
 
     def _vectors(self, given: Any, batch_size: int, tta: bool) -> Iterator[npt.NDArray[np.float32]]:
         if tta:
-            raise DataError("tta mirrors images, and this model takes feature vectors; leave it out")
+            raise DataError("tta mirrors images, but this model takes feature vectors; leave it out")
         values = np.asarray(given)
         if values.ndim != 2 or values.shape[1] != self.width or values.dtype.kind not in "fiub":
             raise DataError(f"X has the shape {list(values.shape)}; give feature vectors [N, {self.width}]")
@@ -223,7 +223,7 @@ class Predictor:
     def decode(
         self, paths: Iterable[Path], batch_size: int, jobs: int
     ) -> Iterator[tuple[tuple[Path, ...], Pixels, dict[int, DataError]]]:
-        """Batches of files, the pixels of those that can be used, and what is wrong with the others by position."""
+        """Batches of files, the pixels of those that can be used, and the errors of the others by position."""
 
         def read(group: tuple[Path, ...]) -> list[Pixels | DataError]:
             return [self._read(path) for path in group]
@@ -253,7 +253,7 @@ class Predictor:
             return error
 
     def _compute(self, batches: Iterable[npt.NDArray[Any]], tta: bool, calibrated: bool) -> Iterator[Floats]:
-        """Probabilities of each batch; on a GPU those of one are fetched while the next is computed."""
+        """Probabilities of each batch; on a GPU one batch is copied to the host while the next is computed."""
         before: Tensor | None = None
         for pixels in batches:
             computed = self._launch(pixels, tta)
@@ -279,7 +279,7 @@ class Predictor:
             frequencies = np.array(self.frequencies)
             probs = metrics.prior_corrected(probs, frequencies, multi_label=self.multi_label).astype(np.float32)
         if not np.isfinite(probs).all():
-            raise RunError(f"{self._file}: gives predictions that are not finite; restore it or train anew")
+            raise RunError(f"{self._file}: gives predictions that are not finite; restore it or train again")
         if calibrated and self.calibration is not None:
             probs = self.calibration.scale(probs).astype(np.float32)
         return probs
@@ -297,7 +297,7 @@ def in_groups(items: Iterable[Each], size: int) -> Iterator[tuple[Each, ...]]:
 
 
 def _separate(images: One | Sequence[One]) -> Iterable[One]:
-    """Images one by one, of whatever was given."""
+    """Split the given images into single ones."""
     if isinstance(images, str | Path | Image.Image):
         return [images]
     if isinstance(images, np.ndarray | Tensor):
@@ -311,12 +311,15 @@ def _separate(images: One | Sequence[One]) -> Iterable[One]:
 
 
 def _one_image(image: npt.NDArray[Any] | Tensor) -> bool:
-    """Whether three axes are one image with channels, rather than grey images."""
+    """Whether an array with three axes is one image with channels, not several grey images."""
     return image.shape[-1] in CHANNELS or (isinstance(image, Tensor) and image.shape[0] in CHANNELS)
 
 
 def _channels_last(image: npt.NDArray[Any] | Tensor) -> npt.NDArray[Any]:
-    """An array [H, W, C] of an array or a tensor, whose channels come first unless only the last axis can be them."""
+    """Convert an array or a tensor to an array [H, W, C].
+
+    Channels of a tensor come first, unless only the last axis can be channels.
+    """
     if not isinstance(image, np.ndarray | Tensor):
         raise DataError(f"an image is a {type(image).__name__}; give a file, an image of Pillow, an array or a tensor")
     if isinstance(image, Tensor):

@@ -1,4 +1,5 @@
-"""A linear probe: logistic regression on features, with regularisation chosen by cross-validation on labeled images.
+"""A linear probe: logistic regression on features, with its regularisation chosen by cross-validation on labeled
+images.
 
 It is the control for every training on a pretrained network, and the start of a head on frozen features.
 """
@@ -16,27 +17,26 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Groups = Sequence[object] | Ints | None
-"""The group of each image; one without a group, None, stands for itself."""
+"""The group of each image; an image with None is a group of its own."""
 Balance = Literal["weights", "prior", "none"]
-"""How class frequencies are kept out of predictions: by weights of the classes in the loss, by dividing what was
-learned without weights by the frequencies, or not at all."""
+"""How class frequencies are removed from predictions: class weights in the loss, division by the prior, or not."""
 
 STRENGTHS: tuple[float, ...] = tuple(10.0 ** (power / 2) for power in range(-10, 3))
-"""What C may be, for standardised features."""
+"""Values of C to choose from, for standardised features."""
 
 FOLDS = 5
 MANY_VALUES = 4_000_000
-"""Numbers in a matrix of features for which a second thread is worth its while."""
+"""Size of a feature matrix from which on a second thread is faster."""
 MOST_CHOOSING = 2000
-"""Images that cross-validation looks at: more cost much time and change little."""
+"""Largest number of images for cross-validation. More cost time and hardly change the choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A linear head [n, W] and [n], and what it was learned with.
+    """A linear head, weights [n, W] and biases [n], and its regularisation.
 
-    `penalty` [n] is what ½‖w‖² of each row weighs beside a mean loss, and `strength` the C of scikit-learn, a mean
-    where each label has its own.
+    `penalty` [n] is the weight of ½‖w‖² of each row relative to the mean loss. `strength` is scikit-learn's C, averaged
+    over labels if each has its own.
     """
 
     weight: Array
@@ -53,10 +53,10 @@ def fit_probe(
     balance: Balance = "weights",
     seed: int = 0,
 ) -> Probe:
-    """The probe for standardised features [N, W] and class indices [N], or 0/1 [N, K], one regression a label.
+    """Fit the probe to standardised features [N, W] and class indices [N], or 0/1 [N, K] with a regression per label.
 
-    Images of one of the `groups` are in one fold of the cross-validation. Where N < W the regression is computed among
-    the N directions in which the features lie, which changes nothing in its result.
+    Images of one of the `groups` are in one fold of the cross-validation. If N < W the regression is computed in the
+    N-dimensional space of the features, which gives the same result.
     """
     values = np.asarray(features, np.float64)
     with limit_threads(values):
@@ -93,12 +93,12 @@ def _fit_labels(values: Array, targets: Ints, num_classes: int, groups: Groups, 
 
 def _fit_one(values: Array, targets: Ints, num_classes: int, groups: Groups, balance: Balance, seed: int) -> Probe:
     counts = np.bincount(targets, minlength=num_classes)
-    if (counts > 0).sum() == 1:  # a label that all images have, or none
+    if (counts > 0).sum() == 1:  # a label of all images or of none
         bias = np.log((counts + 0.5) / (counts.sum() + 0.5 * num_classes))
         return Probe(np.zeros((num_classes, values.shape[1])), bias, np.full(num_classes, 1.0 / len(values)), 1.0)
     strength = choose_strength(values, targets, num_classes, groups, balance, seed)
     weight, bias = _Regression(values, targets, num_classes, balance).fit(strength, tolerance=1e-5)
-    # With two classes scikit-learn penalises the difference of the rows, of which each is half.
+    # With two classes scikit-learn penalises the difference of the rows; each row is half of it.
     rows = 2.0 if num_classes == 2 else 1.0
     return Probe(weight, bias, np.full(num_classes, rows / (strength * len(values))), strength)
 
@@ -106,13 +106,13 @@ def _fit_one(values: Array, targets: Ints, num_classes: int, groups: Groups, bal
 def choose_strength(
     values: Array, targets: Ints, num_classes: int, groups: Groups, balance: Balance, seed: int = 0
 ) -> float:
-    """The C with the least loss on images that were left out, each class counting alike."""
+    """Choose the C with the smallest loss on held-out images, with equal weights of the classes."""
     rng = np.random.default_rng(seed)
     folds = assign_folds(targets, groups, rng)
     if not (folds >= 0).any():
         return 1e-3
     if len(values) > MOST_CHOOSING:
-        # As many of each class as there is room for, so that rare ones stay whole.
+        # Frequent classes are cut first, so that rare ones keep all images.
         kept = np.sort(_even_sample(targets, MOST_CHOOSING, rng))
         values, targets, folds = values[kept], targets[kept], folds[kept]
     losses = np.zeros((len(STRENGTHS), num_classes))
@@ -139,11 +139,11 @@ def assign_folds(
     *,
     every_image: bool = False,
 ) -> Ints:
-    """A fold for each image, whole groups in one, each class spread evenly; −1 for images that are always learned from.
+    """Assign each image to a fold, whole groups together, each class spread evenly; −1 for images that are in no fold.
 
-    Labels are class indices [N], or 0/1 [N, K], where images without a label count as a class of their own. A class
-    with fewer groups than folds is missing in some of them; one with a single group is never left out, unless
-    `every_image` is to have a fold.
+    Labels are class indices [N], or 0/1 [N, K], where images without any label count as a class. A class with fewer
+    groups than folds is missing in some folds. A class with a single group is in no fold, so it is always trained on,
+    unless `every_image` is set.
     """
     members: dict[object, list[int]] = {}
     for place in rng.permutation(len(labels)).tolist():
@@ -160,7 +160,7 @@ def assign_folds(
         groups_of += classes[places].any(axis=0)
     assigned = np.full(len(labels), -1, np.int64)
     filled = np.zeros((folds, len(counts)))
-    # Groups of rare classes first: those of frequent ones even out what is left.
+    # Groups of rare classes first; those of frequent classes then even out the sizes.
     for places in sorted(members.values(), key=lambda own: counts[classes[own].any(axis=0)].min()):
         own = classes[places].sum(axis=0)
         if not every_image and (groups_of[own > 0] == 1).any():
@@ -173,7 +173,7 @@ def assign_folds(
 
 
 class _Regression:
-    """scikit-learn's logistic regression of one set of images, fitted for one C after another."""
+    """scikit-learn's logistic regression on one set of images, fitted for several C in turn."""
 
     def __init__(self, values: Array, targets: Ints, num_classes: int, balance: Balance) -> None:
         from sklearn.linear_model import LogisticRegression
@@ -186,7 +186,7 @@ class _Regression:
         self.shift = np.log(np.maximum(frequencies, 1e-12)) if balance == "prior" else np.zeros(num_classes)
 
     def fit(self, strength: float, tolerance: float) -> tuple[Array, Array]:
-        """Weights [n, W] and biases [n]; a class without an image has a bias that rules it out."""
+        """Weights [n, W] and biases [n]; a class without images gets a bias that excludes it."""
         import warnings
 
         from sklearn.exceptions import ConvergenceWarning
@@ -194,7 +194,7 @@ class _Regression:
         self.model.set_params(C=strength, tol=tolerance)
         # Those that cross-validation looks at may be few where all images are many.
         with limit_threads(self.values), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # 500 rounds are near enough
+            warnings.simplefilter("ignore", ConvergenceWarning)  # 500 iterations are close enough
             self.model.fit(self.values, self.targets)
         weight = np.zeros((self.num_classes, self.values.shape[1]))
         bias = np.full(self.num_classes, -30.0)
@@ -206,7 +206,7 @@ class _Regression:
 
 
 def _even_sample(targets: Ints, most: int, rng: np.random.Generator) -> Ints:
-    """Places of at most `most` images, drawn so that no class has many where another could have more."""
+    """Indices of at most `most` images, with class sizes as equal as possible."""
     order = rng.permutation(len(targets))
     ranks = np.empty(len(targets), np.int64)
     for label in np.unique(targets):

@@ -17,7 +17,7 @@ from csda.errors import explained
 
 
 class Reporter:
-    """Prints nothing. Base class of the others, and for programs that call `csda.train` silently."""
+    """Prints nothing. Base class of the others; used when `csda.train` is called from a program."""
 
     def __enter__(self) -> Self:
         return self
@@ -29,33 +29,33 @@ class Reporter:
 
     @property
     def silent(self) -> bool:
-        """Whether nobody reads its notes, so that none has to be worked out."""
+        """Whether notes are discarded, so that they need not be computed."""
         return type(self).note is Reporter.note
 
     def note(self, text: str) -> None:
         """A sentence that a user should read."""
 
     def pixels(self, done: int, total: int) -> None:
-        """So many images are decoded."""
+        """`done` of `total` images have been decoded."""
 
     def features(self, done: int, total: int) -> None:
-        """Of so many images the features are computed."""
+        """The features of `done` of `total` images have been computed."""
 
     def images(self, done: int, total: int) -> None:
-        """So many images are predicted."""
+        """`done` of `total` images have been predicted."""
 
     def begin(self, epochs: int, steps: int, done_epochs: int) -> None:
-        """Training begins, or continues after `done_epochs`."""
+        """The training begins, or continues after `done_epochs`."""
 
     def step(self) -> None:
-        """A step was made."""
+        """A step has ended."""
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """An epoch has ended with these figures."""
 
 
 class LogReporter(Reporter):
-    """Lines without colour or movement, for log files."""
+    """Prints plain lines, for log files."""
 
     def note(self, text: str) -> None:
         print(text, flush=True)
@@ -71,7 +71,7 @@ class LogReporter(Reporter):
 
 
 class BarReporter(Reporter):
-    """Bars for pixels, features and training, with the running AUC and MCA and the time left."""
+    """Shows progress bars for pixels, features and training, with the latest AUC and MCA and the time left."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -86,7 +86,7 @@ class BarReporter(Reporter):
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
-        # A second training starts with bars of its own.
+        # A second training gets its own bars.
         for task in self._tasks.values():
             self.progress.remove_task(task)
         self._tasks.clear()
@@ -133,7 +133,7 @@ class BarReporter(Reporter):
 
 
 class EventWriter:
-    """TensorBoard's event files of a run; a resumed run hides the epochs that it computes again."""
+    """Writes TensorBoard event files of a run; a resumed run hides the epochs that it computes again."""
 
     def __init__(self, run_folder: Path, epochs_done: int) -> None:
         self._folder = run_folder / "tensorboard"
@@ -146,7 +146,7 @@ class EventWriter:
             self._writer = SummaryWriter(str(self._folder), purge_step=epoch)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        # The thread that writes would fail on a folder that somebody removed, and print how.
+        # If the folder was deleted, the writing thread would fail and print a traceback.
         if not self._folder.is_dir():
             self._open(row["epoch"])
         with explained(self._folder):
@@ -167,7 +167,7 @@ _SHOWN = {"loss", "val_auc", "val_mca", "pseudo_accuracy", "pseudo_auc"}
 
 
 def choose_reporter(quiet: bool) -> Reporter:
-    """Bars on a terminal; plain lines elsewhere, or where quiet is asked for."""
+    """Bars on a terminal; plain lines elsewhere or with `quiet`."""
     return LogReporter() if quiet or not sys.stderr.isatty() else BarReporter()
 
 

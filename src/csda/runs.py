@@ -1,4 +1,4 @@
-"""The run folder: the only reader and writer of it.
+"""Read and write run folders. No other module does.
 
     config.toml  split.csv  truth.csv  manifest.json  environment.json   when the run begins, the environment last
     history/  metrics.jsonl                                              after every epoch
@@ -7,12 +7,12 @@
     calibration.json  thumbnails.npz                                     likewise, where there are any
     manifest.json  result.json                                           after these, the result last
 
-Each file appears whole or not at all: it is written under a temporary name, synced and renamed. What lies beyond the
-checkpoint after a crash is overwritten by the same epoch, computed again to the same numbers.
+Each file is written under a temporary name, synced and renamed, so it is complete or absent. After a crash, epochs
+later than the checkpoint are computed again, to the same numbers, and overwrite their files.
 
-The manifest has size and SHA-256 of the files that are final, and whatever is read is compared with it; of a run that
-has not finished the checkpoint knows its epochs, and the model file knows itself. Folders from before there was a
-manifest are read by their form alone.
+The manifest has the size and SHA-256 of each final file, and every file that is read is compared with it. In an
+unfinished run, the checkpoint has the checksums of the epochs' files, and the model file has its own. In folders of
+older versions without a manifest only the form of files is checked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Content = TypeVar("Content")
 _CHECKPOINT_FORMAT = "csda-checkpoint-2"
 
 _FIRST = ("config.toml", "split.csv", "truth.csv", "environment.json")
-"""What is final when a run begins."""
+"""The files that are final when a run begins."""
 _LAST = (
     "metrics.jsonl",
     "model.safetensors",
@@ -68,7 +68,7 @@ _LAST = (
     "thumbnails.npz",
     "result.json",
 )
-"""What is final when it has finished."""
+"""The files that are final when it has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +88,20 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Thumbnails:
-    """thumbnails.npz: WebP pictures by id, and by id and class a map [h, w] of where the network looks, 0 to 255."""
+    """thumbnails.npz: WebP pictures by id, and Grad-CAM maps [h, w] from 0 to 255 by id and class."""
 
     pictures: dict[str, bytes]
     maps: dict[tuple[str, int], npt.NDArray[np.uint8]]
 
 
 class Run:
-    """A run folder. Attributes read the files when first asked for."""
+    """A run folder. Attributes read their files when first used."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not (self.folder / "config.toml").is_file():
             raise RunError(
-                f"{self.folder}: no config.toml here, so this is no run folder; give one that `csda train` made"
+                f"{self.folder}: no config.toml here, so this is not a run folder; give one that `csda train` made"
             )
         self._epoch_digests: dict[str, str] = {}
 
@@ -136,12 +136,12 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Whether all that a run begins with has been written."""
+        """Whether all files of the beginning have been written."""
         return (self.folder / "environment.json").is_file()
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is something to continue from."""
+        """Whether there is a checkpoint to continue from."""
         return self._path("checkpoint.pt").exists()
 
     @property
@@ -171,7 +171,7 @@ class Run:
 
     @property
     def beginning(self) -> Begun:
-        """What `prepare_data` needs to continue with this run."""
+        """What `prepare_data` needs to continue this run."""
         return Begun(self._path("split.csv"), self.split, self.truth, self.environment.get("data_digest"))
 
     @cached_property
@@ -196,7 +196,7 @@ class Run:
 
     @cached_property
     def predictions(self) -> Predictions:
-        # By position, since a class may be called like one of the first columns.
+        # By position, because a class may have the name of one of the first columns.
         lines = self._lines("predictions.csv", 4 + len(self.classes))
         self._require_parts("predictions.csv", [(cells[0], cells[1]) for cells in lines], "val", "test")
         ids, splits, labels, _, *columns = zip(*lines, strict=True)
@@ -205,7 +205,7 @@ class Run:
 
     @cached_property
     def pseudo_labels(self) -> dict[str, npt.NDArray[np.float64]]:
-        """What the best model says of each unlabeled image, probabilities [n] by id."""
+        """The best model's probabilities [n] of each unlabeled image, by id."""
         lines = self._lines("pseudo_labels.csv", 3 + len(self.classes))
         self._require_parts("pseudo_labels.csv", [(cells[0], "unlabeled") for cells in lines], "unlabeled")
         probs = self._probabilities("pseudo_labels.csv", [cells[3:] for cells in lines])
@@ -213,7 +213,7 @@ class Run:
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """Temperature, thresholds and limits of sets; None in a run that has none, as those of older versions."""
+        """Temperature, thresholds and limits of sets; None if the run has none, like runs of older versions."""
         if not self._path("calibration.json").is_file() and "calibration.json" not in self._manifest:
             return None
         content = self._json("calibration.json", {"levels": list})
@@ -223,13 +223,13 @@ class Run:
     @cached_property
     def predict(self) -> Callable[..., Any]:
         """`csda.load(run).predict`: probabilities of images; the model is loaded once."""
-        # By the name that users call, since this module knows nothing of those above it.
+        # Through csda.load, because this module must not import higher layers.
         predict: Callable[..., Any] = csda.load(self.folder).predict
         return predict
 
     @cached_property
     def thumbnails(self) -> Thumbnails:
-        """Small pictures of some images; none where the run kept none."""
+        """Small pictures of some images; empty if the run stored none."""
         if not self._path("thumbnails.npz").is_file() and "thumbnails.npz" not in self._manifest:
             return Thumbnails({}, {})
         arrays = self._arrays("thumbnails.npz")
@@ -250,11 +250,11 @@ class Run:
             return Thumbnails(pictures, dict(zip(zip(names, classes, strict=True), maps, strict=True)))
 
     def labels_of(self, split: str) -> npt.NDArray[np.int64]:
-        """Labels of a part of split.csv, in its order."""
+        """Labels of a part, in the order of split.csv."""
         return self.encode([row.label for row in self.split if row.split == split])
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Label texts as class indices [N], or as 0/1 [N, K] in a multi-label set."""
+        """Convert label texts to class indices [N], or to 0/1 [N, K] in a multi-label set."""
         index = {name: position for position, name in enumerate(self.classes)}
         labels = [parse_label(text, index, self.multi_label, str(self.folder)) for text in texts]
         return encode_labels(labels, len(self.classes), self.multi_label)
@@ -284,16 +284,16 @@ class Run:
         return run
 
     def check_config(self, config: RunConfig) -> None:
-        """A run continues with the settings it began with, or not at all."""
+        """Refuse to continue a run with other settings than it began with."""
         changed = differences(config, self.settings)
         if changed and not self._only_places_differ(config):
             raise RunError(
                 f"{self.folder}: begun with other settings: {'; '.join(changed)}. "
-                "Leave them as they were, or give another --out"
+                "Give the settings it began with, or another --out"
             )
 
     def _only_places_differ(self, config: RunConfig) -> bool:
-        """Whether nothing but the way to the data is written differently, and it leads to the same content."""
+        """Whether the configurations differ only in paths to data with the same content."""
         theirs = self.settings
         places = {"data": theirs.data}
         if config.split and theirs.split and Path(config.split).name == Path(theirs.split).name:
@@ -309,7 +309,7 @@ class Run:
     def write_epoch(
         self, row: Mapping[str, Any], arrays: Mapping[str, Array], rows_before: Sequence[Mapping[str, Any]]
     ) -> None:
-        """metrics.jsonl with this epoch's row at its end, and the epoch's arrays."""
+        """Append this epoch's row to metrics.jsonl, and write its arrays."""
         with explained(self.folder):
             (self.folder / "history").mkdir(exist_ok=True)
         contents = {
@@ -324,24 +324,24 @@ class Run:
         from safetensors.torch import save
 
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        # In the one text there is, since several are written in any order.
+        # As one string, because safetensors writes several metadata entries in any order.
         model = json.loads(description["csda"])
         model.pop("sha256", None)
         text = json.dumps({**model, "sha256": _digest_weights(tensors, model)}, ensure_ascii=False)
         write_whole(self._path("model.safetensors"), save(tensors, metadata={**description, "csda": text}))
 
     def read_weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The weights of model.safetensors, and the description beside them."""
+        """The weights and metadata of model.safetensors."""
         from safetensors.torch import load
 
         content = self._content("model.safetensors")
-        # Whatever a damaged file makes of its header and of the tensors that it names.
+        # A damaged header can cause any of these errors.
         with self._readable("model.safetensors"):
             weights = load(content)
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             description: dict[str, str] = header.get("__metadata__", {})
             model = json.loads(description.get("csda", "null"))
-            # Models of older versions do not know themselves.
+            # Models of older versions have no checksum.
             known = model.pop("sha256", None) if isinstance(model, dict) else None
             if known is not None and known != _digest_weights(weights, model):
                 raise ValueError("wrong checksum")
@@ -356,7 +356,7 @@ class Run:
         write_whole(self._path("checkpoint.pt"), buffer.getvalue())
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The state after the last whole epoch, or None when there is none yet."""
+        """The state after the last complete epoch, or None."""
         import torch
 
         path = self._path("checkpoint.pt")
@@ -369,7 +369,7 @@ class Run:
                 torn = archive.testzip()
             stored.seek(0)
             state: dict[str, Any] | None = None if torn else torch.load(stored, map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever a damaged file makes zipfile and the unpickler say
+        except Exception as error:  # any error of zipfile or the unpickler on a damaged file
             raise RunError(f"{path}: damaged ({type(error).__name__}); {way_out}") from None
         if state is None:
             raise RunError(f"{path}: damaged (wrong checksum); {way_out}")
@@ -384,11 +384,11 @@ class Run:
         whole = (self._path(f"history/{epoch:05d}.npz").is_file() for epoch in range(1, state["epoch"] + 1))
         if len(self.metrics) < state["epoch"] or not all(whole):
             raise RunError(f"{self.folder}: metrics.jsonl or history/ lacks epochs that {path.name} has; {way_out}")
-        # Checkpoints of older versions do not know their epochs' files.
+        # Checkpoints of older versions have no checksums of their epochs' files.
         self._epoch_digests = dict(state.get("files", {}))
         for name, digest in self._epoch_digests.items():
             lines = self._content(name).splitlines(keepends=True)
-            # Epochs beyond the checkpoint are computed again.
+            # Epochs after the checkpoint are computed again.
             content = b"".join(lines[: state["epoch"]] if name == "metrics.jsonl" else lines)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise RunError(f"{self._path(name)}: not as {path.name} knows it; restore it, or {way_out}")
@@ -406,7 +406,10 @@ class Run:
         calibration: Calibration | None = None,
         thumbnails: Mapping[str, Array] | None = None,
     ) -> None:
-        """The files that a finished run has, with the arrays of all `epochs`; result.json says that it is one."""
+        """Write the files of a finished run, with the arrays of all `epochs`.
+
+        result.json is the last and marks it as finished.
+        """
         write_whole(self._path("history.npz"), _npz(_stacked(epochs)))
         write_csv(self._path("predictions.csv"), ("id", "split", "label", "predicted", *self.classes), predictions)
         write_csv(self._path("pseudo_labels.csv"), ("id", "predicted", "confidence", *self.classes), pseudo_labels)
@@ -418,9 +421,9 @@ class Run:
         shutil.rmtree(self.folder / "history", ignore_errors=True)
 
     def write_report(self, page: str, figures: Mapping[str, str]) -> Path:
-        """report.html, and each picture of it as figures/NAME.svg; what an earlier report left there goes.
+        """Write report.html and its figures as figures/NAME.svg; delete those of an earlier report.
 
-        They can be made again at any time, so the manifest does not have them: each has a checksum of its own.
+        They can be made again at any time, so they are not in the manifest. Each ends with its own checksum.
         """
         folder = self.folder / "figures"
         with explained(folder):
@@ -433,9 +436,9 @@ class Run:
         return write_whole(self._path("report.html"), seal(page))
 
     def verify(self) -> int:
-        """Compare every file that has a checksum with it, and refuse the first that does not fit; how many there are.
+        """Compare every file with its checksum and return their number; the first that differs raises an error.
 
-        Of an interrupted run these are the files that it began with, its model and its checkpoint with all epochs.
+        In an interrupted run these are the files of the beginning, the model, and the checkpoint with its epochs.
         """
         names = list(self._manifest)
         if not names:
@@ -451,8 +454,8 @@ class Run:
         for name in pages:
             if not _is_sealed(self._content(name)):
                 raise RunError(
-                    f"{self._path(name)}: damaged, or from before pages had a checksum; "
-                    f"`csda report {self.folder}` makes it anew"
+                    f"{self._path(name)}: damaged, or written by an older version without checksums; "
+                    f"`csda report {self.folder}` writes it again"
                 )
         return len(names) + len(pages)
 
@@ -460,7 +463,7 @@ class Run:
         return self.folder / name
 
     def _write_with_manifest(self, last: str, content: Mapping[str, Any], names: Sequence[str]) -> None:
-        """manifest.json of all these files, and then the last of them, which says that all is there."""
+        """Write all but the last of these files, then manifest.json, then the last, which marks them as complete."""
         text = (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
         files = {name: _describe(self._path(name)) for name in names if self._path(name).is_file()}
         files |= {last: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}}
@@ -470,7 +473,7 @@ class Run:
 
     @cached_property
     def _manifest(self) -> dict[str, dict[str, Any]]:
-        """Size and SHA-256 of the files that are final; a folder from before there was a manifest has none."""
+        """Size and SHA-256 of the final files; empty for a folder of an older version without a manifest."""
         path = self._path("manifest.json")
         if not path.exists():
             return {}
@@ -481,23 +484,23 @@ class Run:
         except (ValueError, LookupError, TypeError, RecursionError):
             whole = False
         if not whole:
-            raise RunError(f"{path}: damaged; restore it, or delete it to have this run read without being checked")
-        # A run that was cut off at its end concludes again.
+            raise RunError(f"{path}: damaged; restore it, or delete it to read this run without checksums")
+        # A run that was interrupted at its end writes its last files again.
         return {name: entry for name, entry in files.items() if name in _FIRST or self.finished}
 
     def _content(self, name: str) -> bytes:
-        """What a file holds, if the manifest agrees."""
+        """The content of a file, if it matches the manifest."""
         path, known = self._path(name), self._manifest.get(name)
         if not path.exists():
             raise RunError(f"{path}: missing; {'restore it' if name in _FIRST and self.begun else self._way_out()}")
         content = _read_bytes(path)
         if known is not None and known != {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}:
-            raise self._damaged(name, "not as manifest.json knows it")
+            raise self._damaged(name, "not as in manifest.json")
         return content
 
     @contextmanager
     def _readable(self, name: str) -> Iterator[None]:
-        """Whatever stops a reader of this file is told in a sentence; nothing of a file is trusted."""
+        """Turn any error while reading this file into a sentence. Nothing in a file is trusted."""
         try:
             yield
         except RunError:
@@ -507,7 +510,7 @@ class Run:
             raise self._damaged(name, words) from None
 
     def _damaged(self, name: str, problem: str) -> RunError:
-        return RunError(f"{self._path(name)}: damaged ({problem}); restore it or run the training anew")
+        return RunError(f"{self._path(name)}: damaged ({problem}); restore it or run the training again")
 
     def _json(self, name: str, keys: Mapping[str, type]) -> dict[str, Any]:
         with self._readable(name):
@@ -518,7 +521,7 @@ class Run:
         return content
 
     def _read(self, reader: Callable[[Path], Content], name: str) -> Content:
-        """What a reader of csda.data gives of a file of the run."""
+        """Read a file of the run with a reader of csda.data."""
         self._content(name)
         try:
             return reader(self._path(name))
@@ -526,7 +529,7 @@ class Run:
             raise RunError(f"{error}; restore the file") from None
 
     def _lines(self, name: str, columns: int) -> list[list[str]]:
-        """The cells of each line of a CSV below its header."""
+        """The cells of each row of a CSV, without the header."""
         with self._readable(name):
             _, *lines = rows = list(csv.reader(io.StringIO(self._content(name).decode(), newline=""), strict=True))
             for number, cells in enumerate(rows, start=1):
@@ -535,7 +538,7 @@ class Run:
         return lines
 
     def _require_parts(self, name: str, found: Sequence[tuple[str, str]], *parts: str) -> None:
-        """Refuse a table that has not each image of these parts once."""
+        """Refuse a table unless it has each image of these parts once."""
         expected = [(row.id, row.split) for row in self.split if row.split in parts]
         if sorted(found) != sorted(expected):
             raise self._damaged(name, f"not the images that split.csv has for {' and '.join(parts)}")
@@ -553,13 +556,15 @@ class Run:
 
     def _way_out(self) -> str:
         if self.finished:
-            return "restore it or run the training anew"
-        return f"the run has not finished: `csda train --out {self.folder} --resume` goes on with it"
+            return "restore it or run the training again"
+        return f"the run has not finished: `csda train --out {self.folder} --resume` continues it"
 
 
 class UnfinishedRun(Run):
-    """A run that was interrupted, or is still training, read as far as it got: what it has come to so far is taken from
-    the epochs that have ended, and there are no pseudo-labels and no thumbnails."""
+    """A run that was interrupted or is still training.
+
+    Results are those of the epochs that have ended; there are no pseudo-labels and no thumbnails.
+    """
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -605,17 +610,17 @@ class UnfinishedRun(Run):
 
 
 def open_run(folder: str | Path) -> Run:
-    """A run folder to be looked at, finished or not."""
+    """Open a run folder for reading, finished or not."""
     run = Run(folder)
     return run if run.finished else UnfinishedRun(folder)
 
 
 @contextmanager
 def held(folder: Path, *, new: bool = False) -> Iterator[None]:
-    """Keep other processes out of a run folder, which is made if need be; to be entered before it is looked at.
+    """Lock a run folder, which is made if it is missing. Lock it before reading it.
 
-    With `new` it must not be there yet, otherwise this is a `FileExistsError`. The hold ends with the process, however
-    it ends. Folders that were made for it and have stayed empty are removed again.
+    With `new` it must not exist, otherwise a `FileExistsError` is raised. The lock ends with the process. Folders that
+    were made and stayed empty are removed.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     if new and not missing:
@@ -635,7 +640,7 @@ def held(folder: Path, *, new: bool = False) -> Iterator[None]:
 
 
 def _lock(handle: int) -> bool:
-    """Whether nobody else has this file or folder; a system without such locks goes without."""
+    """Lock this file or folder; False if another process has it. True on systems without such locks."""
     with suppress(ImportError):
         import fcntl
 
@@ -651,18 +656,18 @@ def _occupied(folder: Path) -> bool:
 
 
 def require_unused(folder: Path) -> None:
-    """Refuse a folder with anything in it, except for what was left of a run that was cut off while it began."""
+    """Refuse a folder with any content, except for the rest of a run that was interrupted while it began."""
     with explained(folder):
         if not folder.exists() or not _occupied(folder):
             return
     if not (folder / "config.toml").is_file():
-        raise RunError(f"{folder}: not empty, and no run; give another --out")
+        raise RunError(f"{folder}: not empty, and not a run; give another --out")
     if Run(folder).begun:
-        raise RunError(f"{folder}: holds a run; give --resume to go on with it, or another --out")
+        raise RunError(f"{folder}: holds a run; give --resume to continue it, or another --out")
 
 
 def _stacked(epochs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """The epochs' arrays along a first axis; NaN where an epoch lacks one."""
+    """Stack the epochs' arrays along a first axis; NaN for an epoch without one."""
     shapes = {key: array for arrays in epochs for key, array in arrays.items()}
     stacked: dict[str, Array] = {"epochs": np.arange(1, len(epochs) + 1)}
     for key, example in shapes.items():
@@ -680,7 +685,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def seal(page: str) -> str:
-    """A page or a picture with the SHA-256 of all of it in a comment at its end."""
+    """Append the SHA-256 of a page or figure as a comment."""
     return f"{page}{_seal_of(page.encode())}"
 
 
@@ -712,7 +717,7 @@ def _digest_weights(weights: Mapping[str, Tensor], model: Mapping[str, Any]) -> 
 
 
 def describe_environment() -> dict[str, Any]:
-    """What made a run, as far as it can be told without torch."""
+    """The environment of a run, as far as known without importing torch."""
     return {
         "csda": csda.__version__,
         "commit": source_commit(),
@@ -726,12 +731,11 @@ def describe_environment() -> dict[str, Any]:
 
 
 def source_commit() -> str | None:
-    """The commit of a source checkout that the package runs from, marked where the package has been changed since; what
-    CSDA_COMMIT says where there is no git."""
+    """The commit of the source checkout of the package, marked if the package was changed. Without git, CSDA_COMMIT."""
     here = Path(__file__).resolve().parent
     try:
         top, _, commit = _git(here, "rev-parse", "--show-toplevel", "HEAD").partition("\n")
-        # Installed packages may lie inside somebody else's checkout.
+        # An installed package may be inside the checkout of another project.
         if commit and Path(top).resolve() == here.parent.parent:
             return f"{commit}+changed" if _git(here, "--no-optional-locks", "status", "--porcelain", ".") else commit
     except OSError:
@@ -754,14 +758,14 @@ def _is_figure(value: object) -> bool:
 
 
 def _is_control(value: object) -> bool:
-    """Figures by name of other models that a run is compared with, by name."""
+    """Whether a value has figures by name, for each model that a run is compared with."""
     return isinstance(value, dict) and all(
         isinstance(figures, dict) and all(map(_is_figure, figures.values())) for figures in value.values()
     )
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN: a figure that is not defined becomes null."""
+    """Replace NaN by None, because JSON has no NaN."""
     return {
         key: _finite(value)
         if isinstance(value, Mapping)
@@ -781,7 +785,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file so that it is whole or absent, also after a crash or a full disk."""
+    """Write a file so that it is complete or absent, also after a crash or on a full disk."""
     temporary = path.with_name(f".{path.name}.writing")
     with explained(path):
         try:

@@ -1,4 +1,4 @@
-"""Small pictures of the images that a report shows, and maps of where the network looks, made at the end of a run."""
+"""Small pictures of the images that a report shows, and Grad-CAM maps, made at the end of a run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from csda.models.two_stream import TwoStream
 Array = npt.NDArray[np.generic]
 
 SIZE = 128
-"""Pixels of a side."""
+"""Longer side of a picture in pixels."""
 QUALITY = 78
 BYTES = 1_700_000
-"""Of all thumbnails of a run, so that a page with them stays below 5 MB."""
+"""Largest size of all thumbnails of a run in bytes, so that a report stays below 5 MB."""
 MAPPED = 16
-"""Images at a time for which maps are made."""
+"""Batch size for maps."""
 
 
 def illustrate(
@@ -36,12 +36,12 @@ def illustrate(
     test_probs: npt.NDArray[np.float32],
     unlabeled_probs: npt.NDArray[np.float32],
 ) -> dict[str, Array]:
-    """What `thumbnails.npz` holds: WebP pictures of the examples and, for some of them, maps of Grad-CAM."""
+    """Contents of `thumbnails.npz`: WebP pictures of the examples, and Grad-CAM maps of some."""
     split, labels = data.split, data.encode(data.split.test)
     multi_label = data.dataset.multi_label
     judged = [split.test[row] for row in examples.choose_judged(test_probs, labels)]
     guessed = [split.unlabeled[row] for row in examples.choose_unlabeled(unlabeled_probs, multi_label=multi_label)]
-    # Half of the images at most are unlabeled ones, so that neither kind crowds the other out.
+    # At most half of the images are unlabeled, so that there is room for labeled ones.
     guessed = list(dict.fromkeys(guessed))[: examples.IMAGES // 2]
     chosen = list(dict.fromkeys([*dict.fromkeys(judged), *guessed]))
     if len(chosen) > examples.IMAGES:
@@ -66,7 +66,7 @@ def illustrate(
 
 
 def encode_picture(pixels: Pixels) -> bytes:
-    """An image [H, W, C] as WebP, its longer side no more than SIZE."""
+    """Encode an image [H, W, C] as WebP, with a longer side of at most SIZE."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     image.thumbnail((SIZE, SIZE), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
@@ -75,7 +75,7 @@ def encode_picture(pixels: Pixels) -> bytes:
 
 
 def _view(record: Record, pixels: Pixels) -> Pixels:
-    """The image as the network sees it, but not smaller than a thumbnail where its file has more to show."""
+    """The image as the network sees it, but as large as a thumbnail if its file is larger."""
     if record.path is None or pixels.shape[0] >= SIZE:
         return pixels
     try:
@@ -97,7 +97,7 @@ def _within_bytes(pictures: Sequence[tuple[str, bytes]]) -> list[tuple[str, byte
 def _maps(
     model: TwoStream, device: torch.device, pixels: Pixels, seen: Iterable[tuple[int, Record, int]]
 ) -> dict[str, Array]:
-    """Grad-CAM of images, each for a class, as bytes from 0 to 255; nothing where the network has no map."""
+    """Grad-CAM maps of images for one class each, as bytes from 0 to 255; empty if the network has no feature map."""
     seen = list(seen)
     maps = []
     for start in range(0, len(seen), MAPPED):

@@ -1,4 +1,4 @@
-"""What a training holds while it runs: data on the device, model, method and optimiser."""
+"""The state of a training: data on the device, model, method and optimiser."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ from csda.runs import Run, describe_environment
 from csda.thumbnails import illustrate
 
 _INITIAL_WEIGHTS = threading.Lock()
-"""Layers draw their first weights from torch's own generator, which all threads share."""
+"""Held while weights are initialised, because layers use torch's global generator, which threads share."""
 
 
 @dataclass(slots=True)
 class History:
-    """The epochs so far, with figures and arrays of each, and which of them was best on validation."""
+    """Figures and arrays of the epochs so far, and the best epoch on validation."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     arrays: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)
     best: int = 0
 
     def add(self, row: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], choose: Literal["best", "last"]) -> bool:
-        """Whether this epoch is the one to predict with, the best of them on validation or simply the last."""
+        """Add an epoch; True if it is now the one to predict with, the best on validation or the last."""
         self.rows.append(row)
         self.arrays.append(arrays)
         better = choose == "last" or self.best == 0 or row["val_auc"] > self.rows[self.best - 1]["val_auc"]
@@ -75,11 +75,9 @@ class History:
 
 
 class Trainer:
-    """One training: data on the device, model, method, optimiser.
-
-    Of several `ranks` each has a trainer; all do the same, and the first one writes. The encoder begins with `weights`,
-    or where there are none with random ones. With `features` of a frozen network these take the place of the pixels,
-    and the head begins as logistic regression on them.
+    """Does what happens between the steps of a training. With several `ranks` each has a trainer; all do the same, and
+    only the first writes files. The encoder begins with `weights`, or with random weights if None. With `features` of a
+    frozen network these replace the pixels, and the head begins as logistic regression on them.
     """
 
     def __init__(
@@ -138,7 +136,7 @@ class Trainer:
             model = TwoStream(encoder, classes, teacher_trains=self.method.teacher_trains, rectified=features is None)
         if not self.ranks.alone:
             model.share(self.ranks)
-        # Pixels lie in memory as rows of colours, and convolutions are faster when activations do, too.
+        # Pixels are stored channels last, and convolutions are faster if activations are, too.
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.control: dict[str, dict[str, float]] = {}
         self.penalty: Tensor | None = None
@@ -160,15 +158,17 @@ class Trainer:
         return encoder
 
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation [W] of each feature over all images that are trained on, labeled or not."""
+        """Mean and standard deviation [W] of each feature over all training images, labeled and unlabeled."""
         features = torch.cat([self.parts.labeled.pixels, self.parts.unlabeled.pixels])
         variance, mean = torch.var_mean(features, dim=0, correction=0)
         return mean.cpu(), variance.sqrt().cpu()
 
     def _begin_head(self) -> None:
-        """The head becomes logistic regression on the labeled features, with class frequencies in it as the loss has
-        them; its regularisation continues as a penalty of every step. What the linear probe itself is worth
-        on the test images is kept beside the result."""
+        """Start the head as logistic regression on the labeled features.
+
+        Like the loss, it includes or excludes class frequencies. Its regularisation becomes a penalty in every step.
+        The test figures of the linear probe are stored as a control.
+        """
         layer, begun = self.model.head[-1], time.perf_counter()
 
         def begin(balance: Balance) -> Tensor:
@@ -201,7 +201,7 @@ class Trainer:
         config = self.config
         self.engine = Engine(
             self.device,
-            # A head is little work, and what it is compared with is computed exactly.
+            # In float32: a head is little work, and the linear probe is computed exactly, too.
             "float32" if config.frozen else config.precision,
             generator=self.generator,
             capture=config.cuda_graph,
@@ -221,8 +221,8 @@ class Trainer:
             metrics.auc(np.zeros((len(labels), len(self.data.dataset.classes))), labels)
         ):
             raise DataError(
-                f"{name}: the validation images are all of one class, so no AUC can tell the best epoch; "
-                "give a split that has others there, too"
+                f"{name}: the validation images are all of one class, so there is no AUC to choose the best epoch by; "
+                "give a split with several classes there"
             )
 
     def _open_optimizer(self) -> None:
@@ -254,7 +254,10 @@ class Trainer:
         return learning_rate
 
     def _learning_rate(self, epoch: int, step: int) -> float:
-        """Of a step, counted from 0 in its epoch: falls at some epochs, or from step to step along a cosine."""
+        """The learning rate of a step, counted from 0 in its epoch.
+
+        It decays at some epochs, or every step along a cosine.
+        """
         config = self.config
         if config.schedule == "steps":
             return config.lr * config.lr_decay ** sum(
@@ -266,9 +269,9 @@ class Trainer:
         return config.lr * rising * (1.0 + math.cos(math.pi * done / steps)) / 2.0
 
     def sample(self, epoch: int, *, labels_only: bool = False) -> Iterator[tuple[Tensor, ...]]:
-        """The epoch's inputs: positions in the labeled and in the unlabeled part, and η of Eq. (19).
+        """The inputs of the epoch's steps: indices into the labeled and the unlabeled part, and η of Eq. (19).
 
-        Where the unlabeled part is streamed its pixels come with them. With `labels_only` there are none of it.
+        If the unlabeled part is streamed, its pixels come with them. With `labels_only` there are no unlabeled images.
         """
         config, steps = self.config, self.config.steps_per_epoch
         if not METHODS[config.method].steps:
@@ -288,7 +291,7 @@ class Trainer:
         return self._paced(epoch, batches) if config.schedule == "cosine" else batches
 
     def _paced(self, epoch: int, batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
-        """The same batches, the learning rate of each set before it is used."""
+        """Yield the batches, and set the learning rate of each before it is used."""
         for step, batch in enumerate(batches):
             set_learning_rate(self.optimizer, self._learning_rate(epoch, step))
             yield batch
@@ -296,7 +299,7 @@ class Trainer:
     def warm_up(
         self, labeled: Tensor, unlabeled: Tensor, progress: Tensor, unlabeled_pixels: Tensor | None = None
     ) -> StepOutput:
-        """The loss on labels alone, of the shape of all steps."""
+        """The loss on labels alone, with the arguments of `step`."""
         return self._penalized(self.method.warm_up(self.model, self.parts.labeled.batch(labeled)))
 
     def step(
@@ -314,21 +317,23 @@ class Trainer:
         return self._penalized(output)
 
     def _penalized(self, output: StepOutput) -> StepOutput:
-        """The loss with the penalty of the head on frozen features: ½ λ ‖w‖² for each row w of it."""
+        """Add the penalty of a head on frozen features: ½ λ ‖w‖² for each row w."""
         if self.penalty is None:
             return output
         lengths = self.model.head[-1].weight.square().sum(dim=1)
         return StepOutput(output.loss + 0.5 * (self.penalty * lengths).sum(), output.logs)
 
     def follow(self) -> None:
-        """Move the average of the weights, where there is one, towards the weights of this step."""
+        """Update the average of the weights, if there is one."""
         if self.averaged is not None:
             self.averaged.follow(self.model, self.config.average)
 
     @property
     def predicting(self) -> TwoStream:
-        """What predicts: the average of the weights, or the weights themselves; a head on frozen features moved towards
-        the linear probe by its share."""
+        """The model that predicts.
+
+        Its weights are averaged if set, and a head on frozen features is mixed with the linear probe.
+        """
         predicting: TwoStream = self.model if self.averaged is None else self.averaged
         if self.features is None or not self.config.probe_share:
             return predicting
@@ -340,23 +345,23 @@ class Trainer:
     # Between epochs
 
     def end_epoch(self, epoch: int) -> None:
-        """The average of the weights begins as a copy of those after the first epoch: the last layer was random."""
+        """After the first epoch, begin the average of the weights as a copy: before, the last layer was random."""
         if epoch == 1 and self.averaged is not None:
             self.averaged.follow(self.model, 0.0)
 
     def evaluate(self, *, guesses: bool) -> tuple[dict[str, float], dict[str, Floats]]:
-        """Figures and arrays of this epoch; the pseudo-labels are judged once there are any."""
+        """Figures and arrays of this epoch, with figures on pseudo-labels if there are any."""
         pseudo_labels = self.method.pseudo_labels if guesses else None
         figures, arrays = self.evaluator.evaluate(self.predicting, self.parts, pseudo_labels, guessing=self.model)
         if guesses:
-            # Copies, since on the CPU an array would share the memory of a buffer that the next step changes.
+            # Copies, because on a CPU an array would share the memory of a buffer that the next step changes.
             arrays |= {name: value.float().cpu().numpy().copy() for name, value in self.method.history().items()}
         return figures, arrays
 
     def conclude(
         self, history: History, held_out: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None
     ) -> Conclusions:
-        """What the run has come to, by the weights of its best epoch.
+        """The final results of the run, from the weights of its best epoch.
 
         Calibration is fitted to predictions on validation and on `held_out` images, with their labels.
         """
@@ -382,7 +387,7 @@ class Trainer:
         return Run.create(folder, self.config, self._environment(), rows, truth)
 
     def restore(self, run: Run) -> History:
-        """Load the checkpoint, if there is one; gives the epochs so far."""
+        """Load the checkpoint, if there is one, and return the epochs so far."""
         state, rows, arrays = self.ranks.from_first(lambda: _read_progress(run))
         if state is None:
             return History()
@@ -392,14 +397,14 @@ class Trainer:
         self.method.load_state_dict({**self.method.state_dict(), **state["method"]})
         self.method.resume(self.parts.unlabeled)
         restore_optimizer(self.optimizer, state["optimizer"])
-        # The file of the best model may be ahead of the checkpoint.
+        # The file of the best model may be newer than the checkpoint.
         self._best = state["best_weights"]
         if self.ranks.first:
             self._write_best(run)
         return History(rows, arrays, state["best"])
 
     def save(self, run: Run, history: History) -> None:
-        """The best model and then the checkpoint: all that the next epoch depends on, since each epoch seeds itself."""
+        """Save the best model and then the checkpoint. It needs no random state, because each epoch seeds itself."""
         if not self.ranks.first:
             return
         if not self._best_is_written:
@@ -417,12 +422,12 @@ class Trainer:
         )
 
     def keep_weights(self) -> None:
-        """Remember what predicts, the student and the head."""
+        """Keep a copy of the weights that predict, the student's and the head's."""
         self._best = {name: value.clone() for name, value in _predicting_state(self.predicting).items()}
         self._best_is_written = False
 
     def write_calibrated(self, run: Run, calibration: Calibration | None) -> None:
-        """The best model once more, with its calibration, if there is any."""
+        """Write the best model again, with its calibration, if there is any."""
         self._write_best(run, None if calibration is None else {"calibration": calibration.as_json()})
 
     def _write_best(self, run: Run, more: Mapping[str, Any] | None = None) -> None:
@@ -443,7 +448,10 @@ class Trainer:
         self._best_is_written = True
 
     def _whole_model(self) -> dict[str, Tensor]:
-        """What predicts from images: with a frozen network its body, and the head for its features as they are."""
+        """The model that predicts images.
+
+        For a frozen network it is the body with the head for features that are not standardised.
+        """
         if self.features is None:
             return self._best
         names = ("head.1.weight", "head.1.bias")
@@ -454,7 +462,7 @@ class Trainer:
         return body | dict(zip(names, head, strict=True))
 
     def _image_model(self) -> TwoStream:
-        """What predicts from images, with the weights of the best epoch."""
+        """The model that predicts images, with the weights of the best epoch."""
         if self.features is None:
             trained: TwoStream = self.model
             return trained
@@ -485,7 +493,7 @@ class Trainer:
     # Messages
 
     def announce(self, run: Run, epochs_done: int) -> str:
-        """Announce the training: device, size, folder, and on a CPU the estimated time."""
+        """Print device, size, folder, and on a CPU the estimated time."""
         config, left = self.config, self.config.epochs - epochs_done
         idle = "On the CPU" if torch.cuda.is_available() else "No GPU"
         place = idle if self.device.type == "cpu" else name_device(self.device)
@@ -497,11 +505,11 @@ class Trainer:
         streamed = f"; streamed from the host: {', '.join(self.parts.streamed)}" if self.parts.streamed else ""
         work = f"{epochs} of {size}{time_needed}{kind}{streamed}"
         if not METHODS[config.method].steps:
-            work = "logistic regression on features, computed at once"
+            work = "logistic regression on features, fitted in one go"
         return f"{place}: preset {config.preset}, {work}; the run is in {run.folder}"
 
     def _epoch_seconds(self) -> float:
-        """Of an epoch on the average, measured by a few passes of copies, so that nothing of the run changes."""
+        """Estimate the mean time of an epoch by a few steps on copies, so that the run does not change."""
         config, parts, rehearsal = self.config, self.parts, copy(self)
         rehearsal.model, rehearsal.method = deepcopy((self.model, self.method))
         rehearsal._open_optimizer()
@@ -518,17 +526,17 @@ class Trainer:
         return seconds + more * (config.epochs - config.warm_up_epochs) / config.epochs
 
     def _typical_seconds(self, inputs: Iterable[tuple[Tensor, ...]], function: Callable[..., object]) -> float:
-        """The median of some calls after the first, which makes room and chooses kernels and takes much longer."""
+        """The median time of some calls after the first, which is slower because it allocates memory."""
         durations: list[float] = []
         for given in islice(inputs, 8):
             durations.append(_seconds(function, *given))
             if self.ranks.from_first(lambda: len(durations) > 2 and sum(durations[1:]) > 0.4):
                 break
         later = sorted(durations[1:] or durations)
-        return later[len(later) // 2] if later else 0.0  # a method that is fitted at once has no steps
+        return later[len(later) // 2] if later else 0.0  # a method that is fitted in one go has no steps
 
     def _learn(self, compute: Callable[..., StepOutput]) -> Callable[..., None]:
-        """A step without its update, which takes almost no time."""
+        """A step without the update of the weights, which takes almost no time."""
 
         def learn(*inputs: Tensor) -> None:
             with self.engine.arithmetic():
@@ -548,7 +556,7 @@ def _read_progress(run: Run) -> tuple[Any, list[dict[str, Any]], list[dict[str, 
 
 
 def _seed(seed: int, epoch: int) -> int:
-    """A seed of its own for each epoch; epoch 0 stands for the weights."""
+    """A seed for each epoch; epoch 0 is for the initial weights."""
     return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
 
 

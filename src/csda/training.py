@@ -38,7 +38,7 @@ KINDS = {
     "nih_chestxray14": "chest",
     "kvasir_capsule": "endoscopy",
 }
-"""What the images of a source show."""
+"""The kind of pictures of each source."""
 
 
 OF_THE_DATA = frozenset(
@@ -47,7 +47,7 @@ OF_THE_DATA = frozenset(
         "split_seed", "labels", "val", "uncertain", "max_unreadable", "seed",
     }
 )  # fmt: skip
-"""Settings that say which images there are, and how they are divided."""
+"""Settings that choose the images and how they are divided."""
 
 
 def train(
@@ -65,15 +65,25 @@ def train(
     verbose: bool = False,
     reporter: Reporter | None = None,
 ) -> Run:
-    """Train a classifier and return its run, the folder `out` with model, predictions and history.
+    """Train a classifier and return its run: the folder `out` with model, predictions and history.
 
-    `data` is a folder of images, or None for the drawn set `synthetic`. With labels `y`, −1 where there is none, it is
-    what `CSDAClassifier` takes: images [N, H, W, C], paths, or feature vectors [N, W]; such a run continues, or goes on
-    with other settings, only where the same arrays are given again. `settings` are further settings by name, as
-    `--set` takes them. Nothing is printed unless `verbose` or a `reporter` asks for it. With `resume`, a run that was
-    interrupted continues where its last epoch ended. With `labels_from`, a run or the review of a folder, the labels
-    that were decided on there are added; what is not chosen here is as it was there, and validation and test images
-    stay the same. Processes that `torchrun` started train one run together.
+    Processes that `torchrun` started train one run together.
+
+    Args:
+        data: a folder of images; None for the drawn set `synthetic`; with `y` images [N, H, W, C], paths or feature
+            vectors [N, W]. To resume such a run, give the same arrays again.
+        y: labels of `data`, −1 for a sample without one.
+        method: one of `csda methods`.
+        preset: named default settings; chosen for the machine unless given.
+        labels: labels to keep: 300, "10%", "20/class" or "10% of groups".
+        seed: of data, split and training.
+        out: run folder; a new one under runs/ unless given.
+        settings: further settings by name, as `--set` takes them.
+        resume: continue an interrupted run after its last checkpoint.
+        labels_from: a run or review folder. Its new labels are added, validation and test images stay the same, and
+            settings that are not given here are those of that run.
+        verbose: print progress.
+        reporter: where to print progress instead.
     """
     samples = None if y is None else take_samples(data, y)
     if samples is not None:
@@ -87,13 +97,13 @@ def train(
     }
     settings = settings or {}
     if twice := chosen.keys() & settings.keys():
-        raise ConfigError(f"{', '.join(sorted(twice))} is given twice, by itself and among the settings; keep one")
+        raise ConfigError(f"{', '.join(sorted(twice))} is given twice, as an argument and among the settings; keep one")
     chosen |= settings
     if labels_from is not None:
         before = {} if resume else _settings_of(Path(labels_from), chosen)
         chosen = before | chosen | {"labels_from": str(labels_from)}
     if resume and out is None:
-        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+        raise ConfigError("--resume needs --out, the folder of the run to continue")
     with joined_ranks() as ranks, _reporter_of(reporter, verbose, ranks) as reporter, ExitStack() as stack:
         folder, config, run = ranks.from_first(lambda: _open_folder(out, chosen, resume, stack))
         if run is not None and run.finished:
@@ -134,19 +144,19 @@ def train(
 
 
 def configure(chosen: Mapping[str, Any]) -> RunConfig:
-    """The complete configuration of a run on this machine.
+    """Make the complete configuration of a run on this machine.
 
-    Without a choice the preset is `strong` where there is a GPU and `features` where there is none, the precision bf16
-    where there is a GPU, and the drawn set keeps 150 labels. Under the preset `strong` augmentation is that of the kind
-    of picture, and a CPU gets a shorter schedule on smaller images. Where the weights that these presets begin with are
-    not installed, and nobody asked for them, a GPU begins from random ones and a CPU takes the preset `quick`.
+    Unless chosen, the preset is `strong` with a GPU and `features` without one, the precision is bf16 on a GPU, and the
+    drawn set keeps 150 labels. With the preset `strong`, the augmentation depends on the kind of pictures, and a CPU
+    gets a shorter schedule on smaller images. If the pretrained weights of these presets are not installed and were not
+    requested, a GPU starts from random weights and a CPU uses the preset `quick`.
     """
     preset = str(chosen.get("preset", _default_preset(chosen)))
     name = str(chosen.get("method", PRESETS[preset].method if preset in PRESETS else "csda"))
     if name not in METHODS:
         raise ConfigError(f"method = {name!r} is unknown; choose one of {', '.join(METHODS)}")
     entry = METHODS[name]
-    if not entry.steps:  # as many as others have, in a grid of runs, mean nothing to it
+    if not entry.steps:  # in a grid of runs it may be given a number of labels, which it ignores
         chosen = {key: value for key, value in chosen.items() if key not in ("epochs", "steps_per_epoch")}
     basis: dict[str, Any] = {"preset": preset, "method": name}
     if (
@@ -177,14 +187,14 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"{alone[0]} needs frozen = true: it is of frozen features alone")
     if config.adjust and config.prior_correction != "none":
         raise ConfigError(
-            "adjust = true already leaves the class frequencies out of predictions; leave prior_correction out"
+            "adjust = true already removes the class frequencies from predictions; leave prior_correction out"
         )
     own = config.method_settings
     observes = any(own.get(part, "none") != "none" for part in ("align", "queue"))
     if config.mixup_alpha and own.get("labeled_from") == "student" and observes:
         raise ConfigError(
-            "mixup_alpha leaves the student no labeled image as it is to make λ^x from; choose labeled_from=teacher or "
-            "labeled_from=start"
+            "with mixup_alpha the student has no unmixed labeled image to compute λ^x from; "
+            "choose labeled_from=teacher or labeled_from=start"
         )
     if entry.uses_unlabeled and config.warm_up_epochs >= config.epochs:
         raise ConfigError(
@@ -195,7 +205,7 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
 
 
 def _default_preset(chosen: Mapping[str, Any]) -> str:
-    """That of people's own images on this machine; the drawn images have presets that were made for them."""
+    """The default preset for images of the user on this machine; drawn images have other defaults."""
     if chosen.get("data", "synthetic") == "synthetic":
         return "default" if torch.cuda.is_available() else "quick"
     if torch.cuda.is_available() and chosen.get("device") != "cpu":
@@ -207,13 +217,13 @@ def _default_preset(chosen: Mapping[str, Any]) -> str:
 
 
 def _has_no_weights(chosen: Mapping[str, Any]) -> bool:
-    """Whether somebody chose a network of which there are no published weights, and gave none."""
+    """Whether the chosen network has no published weights and no weights were given."""
     backbone = str(chosen.get("backbone", PRESETS["features"].run["backbone"]))
     return backbone not in PUBLISHED and not backbone.startswith("timm:") and "weights" not in chosen
 
 
 def lacks_weights(chosen: Mapping[str, Any]) -> bool:
-    """Whether the weights that the presets begin with are not installed, and nobody asked for these or for others."""
+    """Whether the presets' pretrained weights are not installed, and no weights were requested."""
     if chosen.keys() & {"backbone", "pretrained", "weights", "frozen"}:
         return False
     try:
@@ -224,9 +234,9 @@ def lacks_weights(chosen: Mapping[str, Any]) -> bool:
 
 
 def _remark_on_weights(chosen: Mapping[str, Any], config: RunConfig) -> str | None:
-    """What a training does without the weights that its preset would begin with, and how to get them."""
+    """Explain what a training does without the preset's pretrained weights, and how to get them."""
     if config.preset == "strong":
-        instead = "the network begins with random ones"
+        instead = "the network begins with random weights"
     elif "preset" not in chosen and config.preset == "quick" and config.data != "synthetic":
         instead = "this trains a small network, the preset quick"
     else:
@@ -236,17 +246,17 @@ def _remark_on_weights(chosen: Mapping[str, Any], config: RunConfig) -> str | No
 
 
 def _require_head(config: RunConfig, entry: Entry) -> None:
-    """Refuse what a head on frozen features cannot do."""
+    """Refuse settings that a head on frozen features cannot have."""
     if not config.pretrained and config.weights is None:
-        raise ConfigError("frozen = true needs a network that has learned; give pretrained=true, or weights=FILE")
+        raise ConfigError("frozen = true needs trained weights; give pretrained=true, or weights=FILE")
     if not entry.on_features:
         raise ConfigError(f"method = {config.method!r} needs images, not their features; give frozen=false")
     if config.test_flips:
-        raise ConfigError("test_flips mirrors images, and frozen = true has their features alone; leave one out")
+        raise ConfigError("test_flips mirrors images, but frozen = true has only their features; leave one out")
 
 
 def _strong_basis(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """What the preset `strong` makes of the source of the images and of the device."""
+    """Settings of the preset `strong` that depend on the source of the images and on the device."""
     data, source = str(chosen.get("data", "synthetic")), chosen.get("source")
     pictures = chosen.get("pictures") or KINDS.get(
         str(source or recognise(None if data == "synthetic" else Path(data))), "generic"
@@ -260,7 +270,7 @@ def _strong_basis(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_possible(config: RunConfig, ranks: Ranks) -> None:
-    """Refuse a device or a network that is not available, before images are decoded for it."""
+    """Refuse a device or network that is not available, before images are decoded."""
     choose_device(config.device, ranks.local_rank)
     batches = {"batch_size": config.batch_size}
     if METHODS[config.method].uses_unlabeled:
@@ -274,7 +284,7 @@ def require_possible(config: RunConfig, ranks: Ranks) -> None:
 
 
 def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
-    """The loop: epochs of steps, each epoch scored, written and, from time to time, checkpointed."""
+    """The training loop: epochs of steps. Each epoch is scored and written, and some are checkpointed."""
     config, parts, model, method, engine = trainer.config, trainer.parts, trainer.model, trainer.method, trainer.engine
     first, uses_unlabeled = trainer.ranks.first, METHODS[trainer.config.method].uses_unlabeled
     history = trainer.restore(run)
@@ -347,19 +357,19 @@ def update(trainer: Trainer, compute: Callable[..., StepOutput], *inputs: Tensor
 
 
 def _settings_for(samples: Samples, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a training on samples that were given from Python."""
+    """Settings of a training on samples that were given from Python."""
     own: dict[str, Any] = {"data": SOURCE, "source": SOURCE}
     if samples.vectors is not None:
         if preset not in (None, "features") or not settings.get("frozen", True):
-            raise ConfigError("X are feature vectors, on which a head is trained; leave preset and frozen out")
+            raise ConfigError("X are feature vectors, so only a head is trained; leave preset and frozen out")
         own |= {"preset": "features", "backbone": f"{VECTORS}{samples.vectors.shape[1]}", "thumbnails": False}
     if twice := own.keys() & settings.keys() - {"thumbnails"}:
-        raise ConfigError(f"{', '.join(sorted(twice))} is given among the settings, and X says it; leave it out")
+        raise ConfigError(f"{', '.join(sorted(twice))} is given among the settings, but follows from X; leave it out")
     return {**settings, **own}
 
 
 def _settings_of(folder: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """What a training with labels from a review keeps of what it was before.
+    """Settings that a training with labels from a review takes over from the run before.
 
     A preset that is chosen now brings its own settings; the data stays.
     """
@@ -371,7 +381,7 @@ def _settings_of(folder: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reporter_of(reporter: Reporter | None, verbose: bool, ranks: Ranks) -> Reporter:
-    """Of several processes the first one reports, where somebody wants to know."""
+    """The reporter; with several processes only the first one reports."""
     if reporter is None and verbose:
         reporter = choose_reporter(quiet=False)
     return reporter if reporter is not None and ranks.first else Reporter()
@@ -380,7 +390,7 @@ def _reporter_of(reporter: Reporter | None, verbose: bool, ranks: Ranks) -> Repo
 def _open_folder(
     out: str | Path | None, chosen: Mapping[str, Any], resume: bool, stack: ExitStack
 ) -> tuple[Path, RunConfig, Run | None]:
-    """Hold the run folder, for the time of the stack, and only then look at it: the run to continue with, if any."""
+    """Lock the run folder until the stack closes, then read it; return the run to continue, if any."""
     config = None if resume else configure(chosen)
     folder = Path(out) if out is not None else _hold_new_folder(config or configure(chosen), stack)
     if out is not None:
@@ -395,14 +405,14 @@ def _open_folder(
 
 
 def _first_weights(config: RunConfig, run: Run | None) -> dict[str, Tensor] | None:
-    """The weights that the encoder starts from, unless random; a resumed run has them in its checkpoint."""
+    """The initial weights of the encoder, or None for random ones; a resumed run has them in its checkpoint."""
     if (run is not None and run.has_checkpoint and not config.frozen) or config.backbone.startswith(VECTORS):
         return None
     return read_weights(config.backbone, config.pretrained, config.weights)
 
 
 def _require_same_weights(run: Run, digest: str) -> None:
-    """A run continues with the frozen network that it began with."""
+    """Refuse to continue a run with another frozen network."""
     if run.environment.get("weights_digest", digest) != digest:
         raise RunError(
             f"{run.folder}: begun with other weights of {run.settings.backbone}; restore them, or give another --out"
@@ -410,7 +420,7 @@ def _require_same_weights(run: Run, digest: str) -> None:
 
 
 def _hold_new_folder(config: RunConfig, stack: ExitStack) -> Path:
-    """A new folder under runs/, named after what is trained."""
+    """Make and lock a new folder under runs/, named after data, method and seed."""
     name = f"{Path(config.data).name or 'images'}-{config.method}-{config.seed}"
     for count in itertools.count(1):
         folder = Path("runs") / (name if count == 1 else f"{name}-{count}")
@@ -421,7 +431,7 @@ def _hold_new_folder(config: RunConfig, stack: ExitStack) -> Path:
 
 
 def _flat(config: RunConfig, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings as choices; another method has other settings of its own."""
+    """A run's settings as choices, without the method's own settings if the method changes."""
     values = config.model_dump(exclude_none=True)
     own = values.pop("method_settings")
     return values | (own if chosen.get("method", config.method) == config.method else {})

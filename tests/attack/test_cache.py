@@ -69,7 +69,7 @@ def test_a_flipped_bit_anywhere_is_found_and_mended(
             _open(dataset, cache)
             if name in ("pixels", "sums"):
                 [said] = caplog.messages
-                assert re.fullmatch(rf"{folder}: row \d+ was damaged and has been made anew", said)
+                assert re.fullmatch(rf"{folder}: row \d+ was damaged and has been made again", said)
             caplog.clear()
             _open(dataset, cache)
             assert caplog.messages == []
@@ -154,7 +154,7 @@ def test_a_set_beyond_the_limit_is_done_without(images: Path, cache: Path, monke
     assert "are needed and CSDA_CACHE_LIMIT is" in remark
     assert list_folders(cache) == []
     monkeypatch.setenv("CSDA_CACHE_LIMIT", "much")
-    with pytest.raises(ConfigError, match="CSDA_CACHE_LIMIT = 'much' is no number of GB"):
+    with pytest.raises(ConfigError, match="CSDA_CACHE_LIMIT = 'much' is not a number of GB"):
         open_pixels(load_dataset(images), SIZE, cache=cache)
 
 

@@ -96,7 +96,7 @@ def test_ctrl_c_leaves_a_run_that_resumes(tiny_images: Path, tmp_path: Path) -> 
         output, errors = process.communicate()
     assert "No GPU: preset quick, 12 epochs of 4 steps on 32×32 images, about" in output
     assert process.returncode == 130
-    assert errors.startswith("\ncsda: interrupted; a training or a table of predictions goes on with --resume")
+    assert errors.startswith("\ncsda: interrupted; continue a training or a table of predictions with --resume")
     assert errors.count("\n") == 2
     assert not (out / "result.json").exists()
     written = len(Run(out).metrics)

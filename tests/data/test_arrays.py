@@ -120,7 +120,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             take_samples(X, y)
     with pytest.raises(ConfigError, match="leave preset and frozen out"):
         csda.train(vectors, labels, preset="quick", out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="backbone is given among the settings, and X says it"):
+    with pytest.raises(ConfigError, match="backbone is given among the settings, but follows from X"):
         csda.train(vectors, labels, settings={"backbone": "resnet18"}, out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"data is a ndarray; give a folder, or samples with their labels"):
         csda.train(vectors, out=tmp_path / "run")

@@ -146,7 +146,7 @@ def test_labels_of_the_lists_count(chexpert: Path, lists: Path) -> None:
     )
     dataset = load_dataset(chexpert, split=lists, labels=10)
     assert dataset.records[0].label == tuple(range(14))
-    assert dataset.remarks[1] == "2 images have other labels in the lists than in train.csv; those of the lists count"
+    assert dataset.remarks[1] == "2 images have other labels in the lists than in train.csv; the lists are used"
 
 
 def test_lists_that_cannot_be(chexpert: Path, lists: Path) -> None:
@@ -166,7 +166,7 @@ def test_lists_that_cannot_be(chexpert: Path, lists: Path) -> None:
     [
         (row(path(80), {"Edema": "maybe"}), "row 64: column `Edema` holds neither 1, 0, -1 nor nothing"),
         (row(path(80), {}, "Oblique"), "row 64: 'Oblique' is neither Frontal nor Lateral"),
-        (row("train/../secret/x.jpg", {}), "row 64: .* is no path of CheXpert"),
+        (row("train/../secret/x.jpg", {}), "row 64: .* is not a path of CheXpert"),
         (row(path(2), {"Edema": "1.0"}), "row 64: says otherwise of .* than row 3"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_changed_a_moved_and_a_missing_line_are_noticed(tmp_path: Path) -> Non
         header + swapped + third,
     ):
         log.path.write_text(damaged)
-        with pytest.raises(DataError, match="does not fit its checksum"):
+        with pytest.raises(DataError, match="does not match its checksum"):
             read_decisions(tmp_path)
     log.path.write_text(content)
     assert len(read_decisions(tmp_path).decisions) == 3

@@ -48,7 +48,7 @@ def test_one_folder_a_class(tmp_path: Path, make_images: MakeImages) -> None:
         "unlabeled/x.png": None,
         "loose.tif": None,
     }
-    assert dataset.remarks == ("1 files are no images by their names and are left out, nv/notes.doc for one",)
+    assert dataset.remarks == ("1 files are not images by their names and are left out, nv/notes.doc for one",)
     assert all(record.path is not None and record.path.is_file() for record in dataset.records)
 
 
@@ -92,7 +92,7 @@ def test_gastrovision_as_a_plain_folder(real_data: Path) -> None:
     ("names", "message"),
     [
         ([], "holds no images"),
-        (["1.png", "2.png"], "has images and no labels; put them into one folder a class, or add a CSV"),
+        (["1.png", "2.png"], "has images but no labels; put them into one folder per class, or add a CSV"),
         (["unlabeled/1.png"], "has images and no labels"),
         (["nv/1.png", "NV /2.png"], "'nv' differs from 'NV ' .* only in case or blanks"),
         (["a|b/1.png", "c/2.png"], "cannot be called 'a|b'"),

@@ -152,7 +152,7 @@ def test_made_lists_one_by_one(ham: Path) -> None:
 def test_list_that_cannot_be(ham: Path) -> None:
     lists = ham / "lists"
     write_list(lists / "Val.txt", [9999])
-    with pytest.raises(DataError, match=r"Val.txt, row 1: ISIC_0034305.jpg is no image of the set"):
+    with pytest.raises(DataError, match=r"Val.txt, row 1: ISIC_0034305.jpg is not an image of the data set"):
         load_dataset(ham, split=lists)
     write_list(lists / "Val.txt", [0, 1])
     with pytest.raises(DataError, match=r"row 1: .* is in the test part, too"):
@@ -161,14 +161,14 @@ def test_list_that_cannot_be(ham: Path) -> None:
     with pytest.raises(DataError, match=r"Val.txt, row 1: .* has another label in the metadata"):
         load_dataset(ham, split=lists)
     (lists / "Extra.txt").touch()
-    with pytest.raises(DataError, match=r"Extra.txt: cannot tell the part from the name"):
+    with pytest.raises(DataError, match=r"Extra.txt: its name does not tell the part"):
         load_dataset(ham, split=lists)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (f"HAM_1,{name(0)},melanom,,,,", "row 282: 'melanom' is no diagnosis of HAM10000"),
+        (f"HAM_1,{name(0)},melanom,,,,", "row 282: 'melanom' is not a diagnosis of HAM10000"),
         ("HAM_1,ISIC_9999999,mel,,,,", "row 282: no image is called 'ISIC_9999999'"),
         (f"HAM_1,{name(0)},mel,,,,", f"row 282: says otherwise of {name(0)} than row 2"),
     ],

@@ -307,7 +307,7 @@ def test_a_share_of_the_groups_that_cannot_be_labeled_is_refused() -> None:
         make_split(dataset, "10% of groups", by="image")
     with pytest.raises(DataError, match="cannot cover every class"):
         make_split(dataset, "2% of groups", by="group")
-    with pytest.raises(ConfigError, match="not held out"):
+    with pytest.raises(ConfigError, match="is only for labels"):
         make_split(dataset, by="group", test="10% of groups")
 
 
@@ -461,7 +461,7 @@ def test_upper_bound_comes_back_in_its_own_order(tmp_path: Path) -> None:
 
 def test_upper_bound_needs_the_truth() -> None:
     split = make_split(single([20, 20], unlabeled=5))
-    with pytest.raises(DataError, match="none of them is known"):
+    with pytest.raises(DataError, match="but none is known"):
         move_to_labeled(split, split.truth)
 
 
@@ -470,7 +470,7 @@ def test_upper_bound_needs_the_truth() -> None:
     [
         ("id,label\n", "no column `split`"),
         ("id,split\nnobody,val\n", "row 2: 'nobody' is no image of made"),
-        ("id,split\nimage 0,train\n", "row 2: 'train' is no part; write one of labeled"),
+        ("id,split\nimage 0,train\n", "row 2: 'train' is not a part; write one of labeled"),
         ("id,split,label\nimage 0,val,zebra\n", "row 2: no class is called 'zebra'; the classes are a, b"),
         ("id,split\nimage 0,val\n\nimage 0,test\n", "row 4: 'image 0' is in test here and in val in row 2"),
         ("id,split\nunknown 0,val\n", "row 2: 'unknown 0' is in val and has no label"),

@@ -1,4 +1,4 @@
-"""Alignment and queue as one part: what passes through, and what several labels an image change."""
+"""Alignment and queue as one part: what passes through, and what several labels per image change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method from images to a finished run, with one class an image and with several labels each."""
+"""Every method from images to a finished run, with one class per image and with several labels each."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_with_several_labels_an_image(name: str, precision: str, chests: Path, t
 
 
 def test_fixmatch_refuses_several_labels_an_image(chests: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'fixmatch' needs one class an image"):
+    with pytest.raises(ConfigError, match="'fixmatch' needs one class per image"):
         _train(chests, tmp_path / "run", "fixmatch")
 
 

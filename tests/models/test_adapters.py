@@ -102,7 +102,7 @@ def test_what_cannot_be_had_is_named(backbone: str, size: int, message: str, cal
 
 def test_a_network_without_one_vector_an_image_is_refused(calls: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Small, "forward", lambda network, images: network.conv(images))
-    with pytest.raises(ConfigError, match="timm:small does not give one vector of features an image"):
+    with pytest.raises(ConfigError, match="timm:small does not give one feature vector per image"):
         check_encoder("timm:small", 40, 3, 0.5)
 
 
@@ -183,7 +183,7 @@ def test_a_norm_that_does_more_is_not_replaced_by_one_that_does_not() -> None:
 
     encoder = build_encoder("resnet18", 32, 3, dropout=0.5)
     encoder[0][1] = NormAndActivation(64)
-    with pytest.raises(ConfigError, match="a BatchNorm of its own, NormAndActivation, which several processes cannot"):
+    with pytest.raises(ConfigError, match="its own BatchNorm, NormAndActivation, which several processes cannot"):
         TwoStream(encoder, 3).share(Ranks())
 
 

@@ -145,7 +145,7 @@ def test_a_cache_that_cannot_be_written_is_named(server: str, tmp_path: Path, mo
 
 
 def test_fetched_weights_are_those_of_pretrained(mobilenet: dict[str, Tensor]) -> None:
-    with pytest.raises(ConfigError, match="mobilenet_v2 are not at hand; fetch them with `csda weights get mobilenet"):
+    with pytest.raises(ConfigError, match="mobilenet_v2 are not installed; get them with `csda weights get mobilenet"):
         read_weights("mobilenet_v2", True, None)
     path = weights.fetch_weights("mobilenet_v2")
     found = read_weights("mobilenet_v2", True, None)

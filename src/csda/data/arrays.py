@@ -1,4 +1,4 @@
-"""Samples given from Python with their labels beside them: images, files or feature vectors."""
+"""Samples and labels given from Python: images, files or feature vectors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from csda.errors import DataError
 Array = npt.NDArray[Any]
 
 SOURCE = "arrays"
-"""What `data` and `source` of a run are called whose samples were given from Python."""
+"""The values of `data` and `source` in a run on samples from Python."""
 
 CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Images [N, H, W, C], feature vectors [N, W] as float32, or files, and for each its class, None where unknown."""
+    """Images [N, H, W, C], feature vectors [N, W] as float32, or files, and the class of each, None if unknown."""
 
     values: Array | tuple[Path, ...]
     classes: tuple[str, ...]
@@ -36,7 +36,7 @@ class Samples:
         return self.values if isinstance(self.values, np.ndarray) and self.values.ndim == 2 else None
 
     def as_dataset(self, aspect: Aspect) -> Dataset:
-        """The set that a training divides. Images are made square as `aspect` says; vectors have none."""
+        """Convert to a data set. Images are made square by `aspect`."""
         if not isinstance(self.values, np.ndarray):
             records = [Record(str(path), path, label) for path, label in zip(self.values, self.labels, strict=True)]
             return Dataset(SOURCE, self.classes, tuple(records))
@@ -55,7 +55,7 @@ class Samples:
 
 
 def take_samples(X: Any, y: Any) -> Samples:
-    """What `fit(X, y)` of `CSDAClassifier` takes, as samples: `y` is −1 where there is no label."""
+    """Check X and y of `CSDAClassifier.fit` and convert them; y is −1 for samples without a label."""
     labels = np.asarray(y)
     if labels.ndim != 1:
         raise DataError(f"y has the shape {list(labels.shape)}; give one label for each sample, -1 where there is none")
@@ -78,7 +78,7 @@ def are_images(X: Any) -> bool:
 
 
 def unlabeled(labels: Array) -> npt.NDArray[np.bool_]:
-    """Where labels are −1; among texts, in an array of objects, the number."""
+    """Where labels are −1; in an array of objects with texts, where they are the number −1."""
     if labels.dtype.kind == "O":
         return np.array([isinstance(label, int | np.integer) and label == -1 for label in labels], dtype=bool)
     return np.asarray(labels == -1) if labels.dtype.kind in "iuf" else np.zeros(len(labels), dtype=bool)
@@ -102,5 +102,5 @@ def _take_values(X: Any) -> Array | tuple[Path, ...]:
     if vectors.ndim != 2 or not vectors.size:
         raise DataError("X is neither images [N, H, W, C], nor paths, nor feature vectors [N, W]; give one of these")
     if not np.isfinite(vectors).all():
-        raise DataError("X has features that are not finite; leave these samples out, or fill them in")
+        raise DataError("X has features that are not finite; remove these samples, or fill them in")
     return vectors

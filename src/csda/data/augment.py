@@ -1,9 +1,9 @@
-"""Augmentation of a whole batch at once, from uint8 pixels to float images, each sample with its own parameters.
+"""Augment a whole batch at once, from uint8 pixels to float images, with parameters drawn for each sample.
 
-Weak is the paper's: rotation within ±10° and translation by up to a tenth of the image, zeros outside, pixels in
-[0, 1], no mean and deviation. Strong is for FixMatch and its family: a wider affine map, then two random changes of
-colour and a cut-out, in the manner of RandAugment (Cubuk et al., 2020), as one batched computation. The preset
-`strong` adds changes of size and mild changes of colour to the weak view, and reflects images at their borders.
+The weak view is the paper's: rotation within ±10° and translation by up to a tenth of the image, zeros outside, pixels
+in [0, 1], not standardised. The strong view is for FixMatch and similar methods: a wider affine map, two random colour
+changes and a cut-out, similar to RandAugment (Cubuk et al., 2020). The preset `strong` adds zoom and mild colour
+changes to the weak view, and reflects images at their borders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 
 class StandIn(NamedTuple):
-    """Images that are shown where `real`, a 0-dim bool on the device, is false; from the first again if too few."""
+    """Images to use if `real`, a 0-dim bool on the device, is false; repeated from the first if too few."""
 
     source: Tensor
     rows: Tensor | None
@@ -26,10 +26,9 @@ class StandIn(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Where the images of a batch lie: `rows` [B] of `source`, uint8 [N, H, W, C], or all of it.
+    """The location of a batch's images: `rows` [B] of `source`, uint8 [N, H, W, C], or all of it.
 
-    So they need not be brought together before a kernel reads them, and whether others stand in need not be known on
-    the host.
+    A kernel can read them there without a copy, and the host need not know whether a stand-in is used.
     """
 
     source: Tensor
@@ -57,18 +56,18 @@ def plain(pixels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """How far a weak view may change an image.
+    """The strength of the changes in a weak view.
 
-    `weak` and `strong` draw the parameters of each sample; `weak_view` and `strong_view` make float images
-    [B, C, H, W] in [0, 1] of draws from [−1, 1), twelve for each sample of a strong view, for a weak one five, or
-    twelve where it changes more than the paper's.
+    `weak` and `strong` draw the parameters of each sample; `weak_view` and `strong_view` make float images [B, C, H, W]
+    in [0, 1] from random numbers in [−1, 1): twelve per sample for a strong view, five for the paper's weak view,
+    twelve for other weak views.
 
     Attributes:
         rotation: largest angle, in degrees.
         translation: largest shift, as a share of the image.
-        flip: whether images are mirrored, across and down.
-        zoom: largest factor by which an image grows or shrinks.
-        border: what lies beyond the border, zeros or the image's reflection.
+        flip: whether images are mirrored at random, left to right and top to bottom.
+        zoom: largest factor of enlarging or shrinking.
+        border: pixels beyond the border: zeros, or the reflected image.
         color: largest relative change of brightness, contrast and saturation, and twice that of the tint.
     """
 
@@ -81,25 +80,25 @@ class Augmentation:
 
     @property
     def as_in_the_paper(self) -> bool:
-        """Whether a weak view is moved, turned and mirrored alone, with zeros outside."""
+        """Whether a weak view is only moved, rotated and mirrored, with zeros outside."""
         return self.zoom == 1.0 and self.color == 0.0 and self.border == "zeros"
 
     def weak(self, images: Selection, generator: torch.Generator) -> Tensor:
-        """The paper's augmentation, with what the settings add to it."""
+        """A weak view: the paper's augmentation with the additions of the settings."""
         columns = 5 if self.as_in_the_paper else 12
         return self.weak_view(images, uniform(images.size, columns, images.source.device, generator))
 
     def strong(self, images: Selection, generator: torch.Generator) -> Tensor:
-        """A wide affine map, changes of brightness, contrast and saturation, and a cut-out."""
+        """A strong view: a wide affine map, two colour changes and a cut-out."""
         return self.strong_view(images, uniform(images.size, 12, images.source.device, generator))
 
     def plain(self, images: Selection) -> Tensor:
-        """The images as they are."""
+        """The images without augmentation."""
         return plain(images.pixels())
 
     @property
     def weak_reach(self) -> tuple[float, float]:
-        """The most that a draw can mean: an angle, and a shift in half image widths."""
+        """The largest rotation, and the largest shift in half image widths."""
         return math.radians(self.rotation), 2.0 * self.translation
 
     @property
@@ -130,7 +129,7 @@ class Augmentation:
 
 
 class FeatureViews(Augmentation):
-    """The views of images of which there are features [N, W] alone: all are the features themselves."""
+    """Views of images with features [N, W] only: every view is the features."""
 
     def weak(self, images: Selection, generator: torch.Generator) -> Tensor:
         return images.pixels().float()
@@ -143,14 +142,14 @@ class FeatureViews(Augmentation):
 
 
 def uniform(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:
-    """Independent draws from [−1, 1)."""
+    """Independent uniform random numbers in [−1, 1)."""
     return torch.empty(rows, columns, device=device).uniform_(-1.0, 1.0, generator=generator)
 
 
 def _warp(images: Tensor, angle: Tensor, shift: Tensor, mirror: Tensor, border: str = "zeros") -> Tensor:
     """Rotate, scale, mirror and translate by bilinear sampling.
 
-    `shift` is in half image widths; `mirror` has a scale for each axis, negative where the image is mirrored.
+    `shift` is in half image widths; `mirror` is the scale of each axis, negative if the image is mirrored.
     """
     cosine, sine = torch.cos(angle), torch.sin(angle)
     across, down = mirror.unbind(1)

@@ -1,13 +1,13 @@
-"""The cache on disk: rows of pixels, or of features, that are made once and then mapped into memory.
+"""The cache on disk: rows of pixels or features that are computed once and then mapped into memory.
 
-One folder holds one list of rows. Every row has a key, and the folder is named by the digest of all keys in their
-order: when one changes, a new folder is made and the rows that stayed are copied from the old one. A row counts once
-it is marked as done, and it is marked after its values have reached the disk, so that a process may be killed at any
-time and the next one continues there. Whoever holds the lock of a folder makes what is missing in it, others wait
-and then read. Rows that cannot be made are not marked, and the next who asks tries again.
+A folder holds one list of rows. Every row has a key, and the folder is named after the digest of all keys in order. If
+a key changes, a new folder is made and the unchanged rows are copied from the old one. A row is marked as done after
+its values have been synced to disk, so a process can be killed at any time and the next one continues. The process with
+the lock of a folder makes the missing rows, others wait and then read. Rows that cannot be made are not marked, and the
+next process tries again.
 
-Every row has a checksum, with which it is compared when a process first reads it; one that does not fit is made again.
-The whole cache keeps to a limit: the folders that were used longest ago make room for a new one.
+Every row has a checksum, which is compared when a process first reads the row; a damaged row is made again. The cache
+has a size limit: the folders that were used longest ago are deleted for a new one.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FOLDERS_KEPT = 3
-"""For one set at one size: the present list of files and earlier ones, whose rows may be useful again."""
+"""Number of folders kept for one data set at one size: the current one and earlier ones with rows to copy."""
 
 CACHE_LIMIT = 50
-"""GB of pixels that the cache keeps, unless told otherwise."""
+"""Default size limit of the cache in GB."""
 
 SYNC_SECONDS = 0.5
-"""How often what was written is marked as done: so much work is lost when a process is killed."""
+"""Seconds between syncs: at most this much work is lost if a process is killed."""
 
 KINDS = ("pixels", "features")
-"""Parts of the cache that keep to its limit, a folder for each list of rows."""
+"""Parts of the cache that the limit applies to."""
 
 Progress = Callable[[int, int], None]
 Flags = npt.NDArray[np.bool_]
@@ -61,11 +61,11 @@ Sums = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is to be made: `make(positions)` gives the values of each row, or the reason why it has none.
+    """The rows to make: `make(positions)` returns the values of each row, or the reason why it has none.
 
-    `settings` are those that all rows share, `place` is the folder of the cache for rows of this kind. Without
-    `workers` the rows are made by the thread that asks for them. `chunk` rows are made together: few, so that threads
-    share well and an interrupt is quick.
+    `settings` are common to all rows, `place` is the folder of the cache for this kind of rows. With no `workers` the
+    calling thread makes the rows. `chunk` rows are made at a time: few, so that threads share the work and can be
+    interrupted quickly.
     """
 
     owner: str
@@ -91,19 +91,19 @@ class Rows:
 
 
 def cache_limit() -> int:
-    """Bytes that pixels and features in the cache take at most: `$CSDA_CACHE_LIMIT` in GB, or `CACHE_LIMIT`."""
+    """Size limit of pixels and features in bytes: `$CSDA_CACHE_LIMIT` in GB, or `CACHE_LIMIT`."""
     text = os.environ.get("CSDA_CACHE_LIMIT") or str(CACHE_LIMIT)
     try:
         limit = float(text)
         if not 0 <= limit < 1e9:
             raise ValueError
     except ValueError:
-        raise ConfigError(f"CSDA_CACHE_LIMIT = {text!r} is no number of GB; give one such as 50") from None
+        raise ConfigError(f"CSDA_CACHE_LIMIT = {text!r} is not a number of GB; give one such as 50") from None
     return int(limit * 2**30)
 
 
 def digest(*parts: bytes) -> bytes:
-    """Sixteen bytes that stand for all of `parts`."""
+    """A hash of all `parts`, 16 bytes."""
     summary = blake2b(digest_size=16)
     for part in parts:
         summary.update(b"%d:" % len(part) + part)
@@ -111,7 +111,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 def recall(path: Path) -> bytes | None:
-    """What `remember` wrote; None where the file is missing or damaged."""
+    """Read what `remember` wrote; None if the file is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -121,7 +121,10 @@ def recall(path: Path) -> bytes | None:
 
 
 def remember(path: Path, content: bytes) -> None:
-    """Write a small file of the cache in one step, with its checksum; where the cache takes nothing it is not kept."""
+    """Write a small file of the cache atomically, with its checksum.
+
+    If the cache cannot be written, nothing is kept.
+    """
     draft = path.with_name(f".draft-{token_hex(8)}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +140,7 @@ def folder_of(cache: Path, place: str, settings: str, keys: Sequence[bytes]) -> 
 
 
 def rows_done(folder: Path, count: int) -> Flags:
-    """Which of `count` rows the folder holds; none where there is no such folder, or a damaged one."""
+    """Which of `count` rows the folder holds; none if the folder is missing or damaged."""
     try:
         done = np.fromfile(folder / "done", np.bool_)
     except OSError:
@@ -146,9 +149,9 @@ def rows_done(folder: Path, count: int) -> Flags:
 
 
 def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Values, dict[int, str], tuple[str, ...]]:
-    """Values [N, …], the reasons for rows that have none, and remarks.
+    """Return values [N, …], the reasons for rows without values, and remarks.
 
-    What is missing in the cache is made; where the disk does not take it, all rows are made in memory if they fit.
+    Missing rows are made. If the disk cannot hold them, all rows are made in memory, if they fit.
     """
     folder = rows.folder(cache)
     if (array := _open_whole(folder, rows)) is not None:
@@ -164,7 +167,7 @@ def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Values, di
         _evict(folder)
         return _map(folder, rows), failed, ()
     except OSError as error:
-        if error.errno in (ENOSPC, EDQUOT):  # half a set is useless on a disk that has no room for it
+        if error.errno in (ENOSPC, EDQUOT):  # part of a data set is useless on a disk without room for all of it
             shutil.rmtree(folder, ignore_errors=True)
         kind = rows.place.partition("/")[0]
         problem = f"The cache {cache} cannot be written ({error.strerror or error})"
@@ -173,12 +176,12 @@ def load_cached(rows: Rows, cache: Path, progress: Progress) -> tuple[Values, di
                 f"{problem} and the {format_size(rows.bytes)} of {kind} do not fit into memory either: name a folder "
                 f"with room in the environment variable CSDA_CACHE or choose a smaller image_size."
             ) from error
-        remark = f"{problem}: {kind} are made anew on each start, unless CSDA_CACHE names a folder with room."
+        remark = f"{problem}: {kind} are made again on each start, unless CSDA_CACHE names a folder with room."
         return *load_in_memory(rows, progress), (remark,)
 
 
 def load_in_memory(rows: Rows, progress: Progress) -> tuple[Values, dict[int, str]]:
-    """Values [N, …] and the reasons for rows that have none, without a cache."""
+    """Values [N, …] and the reasons for rows without values, without a cache."""
     array: Values = np.zeros((len(rows.keys), *rows.shape), rows.dtype)
 
     def write(images: Mapping[int, Values]) -> None:
@@ -190,7 +193,7 @@ def load_in_memory(rows: Rows, progress: Progress) -> tuple[Values, dict[int, st
 
 @contextmanager
 def _locked(folder: Path, rows: Rows, progress: Progress) -> Iterator[None]:
-    """Hold the folder alone; the progress of the process that has it is shown until then."""
+    """Lock the folder; show the progress of the process that has the lock while waiting."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "lock")
     while not lock.is_locked:
@@ -205,7 +208,7 @@ def _locked(folder: Path, rows: Rows, progress: Progress) -> Iterator[None]:
 
 
 class Disk:
-    """Rows in a folder of the cache that this process has locked; `done` are those that count."""
+    """Rows in a folder of the cache that this process has locked; `done` marks complete ones."""
 
     def __init__(self, folder: Path, rows: Rows) -> None:
         self.done: Flags = rows_done(folder, len(rows.keys))
@@ -221,10 +224,10 @@ class Disk:
         self._checks.close()
 
     def write(self, images: Mapping[int, Values]) -> None:
-        """Write rows in ascending order, from any thread; they count after the next `sync`."""
+        """Write rows in ascending order, from any thread; they are marked as done by the next `sync`."""
         positions = np.array([*images], np.int64)
         for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
-            # One write for many rows: the workers wait for each other less often.
+            # One write for many rows, so that workers wait less for each other.
             pixels = np.stack([images[position] for position in run.tolist()])
             with self._writing:
                 _write_at(self._pixels, int(run[0]) * pixels[0].nbytes, pixels.data.cast("B"))
@@ -232,7 +235,7 @@ class Disk:
                 self._written += run.tolist()
 
     def sync(self) -> None:
-        """Let what was written count, now that it is safe on the disk."""
+        """Sync written rows to disk, then mark them as done."""
         with self._writing:
             os.fsync(self._pixels.fileno())
             _write_at(self._checks, 0, self._sums.data.cast("B"))
@@ -253,13 +256,13 @@ def fill(
     progress: Progress,
     after_each: Callable[[], None] = lambda: None,
 ) -> dict[int, str]:
-    """Make and write all rows that are not done; gives the reasons for those that cannot be made."""
+    """Make and write all rows that are not done; return the reasons for those that cannot be made."""
     missing = np.flatnonzero(~done).tolist()
     ready, total = len(done) - len(missing), len(done)
     failed: dict[int, str] = {}
 
     def make(positions: list[int]) -> dict[int, str]:
-        """The reasons for rows that cannot be made."""
+        """Make rows; return the reasons for those that cannot be made."""
         made = dict(zip(positions, rows.make(positions), strict=True))
         if images := {position: result for position, result in made.items() if not isinstance(result, str)}:
             write(images)
@@ -295,27 +298,27 @@ def _write_at(file: FileIO, offset: int, data: memoryview) -> None:
 
 
 class Guard:
-    """Compares rows of a folder with their checksums when they are first read, and mends those that do not fit."""
+    """Compares rows of a folder with their checksums when they are first read, and makes damaged ones again."""
 
     def __init__(self, folder: Path, rows: Rows) -> None:
         self._folder = folder
         self._make = rows.make
         self._sums = _read_sums(folder, len(rows.keys))
-        # Rows that could not be made are black, and nobody trains on them.
+        # Rows that could not be made are zeros, and are not trained on.
         self._unread = rows_done(folder, len(rows.keys))
         self._mending = Lock()
 
     def check(self, array: Values, first: Any) -> None:
-        """Compare the rows of the array that an index of its first axis means, where nobody has yet."""
+        """Check the rows of an index into the first axis, unless they have been checked."""
         wanted = np.zeros(len(array), bool)
         if isinstance(first, np.ndarray) and first.dtype == np.bool_:
-            first = first.reshape(len(first), -1).any(axis=1)  # a mask may choose single values
+            first = first.reshape(len(first), -1).any(axis=1)  # a mask may select single values
         wanted[first] = True
         for row in np.flatnonzero(wanted & self._unread).tolist():
             self.accepts(row, array[row])
 
     def accepts(self, row: int, image: Values) -> bool:
-        """Whether this is the row as it was made; otherwise it is so in the file now, and is to be read again."""
+        """Whether the row matches its checksum; if not, the file is repaired and the row must be read again."""
         if not self._unread[row] or crc32(image.data) == self._sums[row]:
             self._unread[row] = False
             return True
@@ -339,14 +342,14 @@ class Guard:
                 f"({(error.strerror or str(error)).lower()}); give `csda cache clear`, or name another CSDA_CACHE"
             ) from None
         self._unread[row] = False
-        logging.getLogger(__name__).warning("%s: row %d was damaged and has been made anew", self._folder, row)
+        logging.getLogger(__name__).warning("%s: row %d was damaged and has been made again", self._folder, row)
 
 
 class MappedRows(np.memmap[Any, np.dtype[Any]]):
-    """Rows in a file of the cache, guarded: what is read of them by an index is what was written."""
+    """Rows in a file of the cache, which are checked when they are read by an index."""
 
     guard: Guard | None = None
-    """None for a part of them, which was checked when it was taken."""
+    """None for a slice, which was checked when it was made."""
 
     def __getitem__(self, index: Any) -> Any:
         if self.guard is not None:
@@ -366,13 +369,13 @@ def _read_sums(folder: Path, count: int) -> Sums:
 
 
 def _open_whole(folder: Path, rows: Rows) -> Values | None:
-    """The values where every row is done; also from a cache that may only be read."""
+    """Open the values if every row is done, also from a read-only cache."""
     try:
         done = rows_done(folder, len(rows.keys))
         if not done.all() or (folder / "sums").stat().st_size != 4 * len(done):
             return None
         array = _map(folder, rows)
-    except (OSError, ValueError):  # there is none yet, or somebody damaged it
+    except (OSError, ValueError):  # missing or damaged
         return None
     with suppress(OSError):
         os.utime(folder)
@@ -380,7 +383,7 @@ def _open_whole(folder: Path, rows: Rows) -> Values | None:
 
 
 def _create(folder: Path, rows: Rows) -> None:
-    """Make the files of a folder with all rows missing, unless they are there and of the right size."""
+    """Make the files of a folder without any row, unless they exist with the right size."""
     count = len(rows.keys)
     lengths = {"done": count, "pixels": rows.bytes, "sums": 4 * count, "keys": 16 * count}
     with suppress(OSError):
@@ -393,7 +396,7 @@ def _create(folder: Path, rows: Rows) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(ENOSPC, f"{format_size(needed)} are needed and {format_size(free)} free")
-    # `done` comes first: what it said does not hold for pixels that are made again.
+    # `done` is reset first, because it does not hold for rows that are made again.
     for name, length in lengths.items():
         with (folder / name).open("wb") as file:
             _reserve(file.fileno(), length)
@@ -402,7 +405,7 @@ def _create(folder: Path, rows: Rows) -> None:
 
 
 def _reserve(file: int, length: int) -> None:
-    """Make room for a file: what is mapped without it ends the process on a disk that has become full."""
+    """Reserve disk space for a file. Otherwise writing to mapped memory would kill the process on a full disk."""
     if length and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, length)
     else:
@@ -410,7 +413,7 @@ def _reserve(file: int, length: int) -> None:
 
 
 def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
-    """Copy what other folders hold under the same keys: the rows of files that did not change."""
+    """Copy rows with the same keys from other folders."""
     missing = {rows.keys[position]: position for position in np.flatnonzero(~disk.done).tolist()}
     for other in _siblings(folder):
         try:
@@ -429,17 +432,17 @@ def _inherit(disk: Disk, folder: Path, rows: Rows) -> None:
 
 
 def _siblings(folder: Path) -> list[Path]:
-    """The other folders of the same kind, the last used first."""
+    """The other folders of the same kind, the most recently used first."""
     used = {}
     for other in folder.parent.glob("[!.]*"):
-        with suppress(OSError):  # another process may be removing it
+        with suppress(OSError):  # another process may be deleting it
             used[other] = other.stat().st_mtime
     used.pop(folder, None)
     return sorted(used, key=used.__getitem__, reverse=True)
 
 
 def _evict(folder: Path) -> None:
-    """Remove the oldest folders of the same owner."""
+    """Delete the oldest folders of the same data set."""
     with suppress(OSError):
         os.utime(folder)
     same = [other for other in _siblings(folder) if _owner(other) == _owner(folder)]
@@ -448,7 +451,7 @@ def _evict(folder: Path) -> None:
 
 
 def _make_room(cache: Path, limit: int, kept: Path) -> None:
-    """Remove the folders that were used longest ago until the others, except for `kept`, keep to a limit."""
+    """Delete the folders that were used longest ago, except for `kept`, until the limit is kept."""
     others = [entry for entry in list_folders(cache) if entry.folder != kept]
     total = sum(entry.bytes for entry in others)
     for entry in sorted(others, key=lambda entry: entry.used):
@@ -459,7 +462,7 @@ def _make_room(cache: Path, limit: int, kept: Path) -> None:
 
 
 def _remove(folder: Path) -> bool:
-    """Remove a folder that nobody is filling; those who read it keep what they have mapped."""
+    """Delete a folder that no process is writing; processes that read it keep their mapped files."""
     try:
         with FileLock(folder / "lock", timeout=0):
             shutil.rmtree(folder, ignore_errors=True)
@@ -480,7 +483,7 @@ def _owner(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One folder of pixels or features: whose they are, of how many images, and when they were last used."""
+    """A folder of pixels or features: its data set, number of images, and time of last use."""
 
     folder: Path
     owner: str
@@ -493,7 +496,7 @@ def list_folders(cache: Path) -> list[Entry]:
     """The folders of pixels and features in the cache."""
     entries = []
     for folder in (folder for kind in KINDS for folder in cache.glob(f"{kind}/*/[!.]*")):
-        with suppress(OSError):  # another process may be removing it
+        with suppress(OSError):  # another process may be deleting it
             done = folder / "done"
             images = done.stat().st_size if done.is_file() else 0
             entries.append(
@@ -511,12 +514,12 @@ def _bytes_below(folder: Path) -> int:
 
 
 def bytes_of(cache: Path) -> dict[str, int]:
-    """What each part of the cache takes: pixels, features, hashes of contents, weights."""
+    """The size of each part of the cache: pixels, features, hashes, weights."""
     return {folder.name: _bytes_below(folder) for folder in sorted(cache.glob("[!.]*")) if folder.is_dir()}
 
 
 def cache_table(cache: Path) -> Table:
-    """The cache for the terminal: a line for each folder of pixels or features, and for what else there is."""
+    """A table of the cache for the terminal, with a line for each folder of pixels or features and for other parts."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -537,7 +540,7 @@ def cache_table(cache: Path) -> Table:
     for name, count in sizes.items():
         if name not in KINDS:
             table.add_row(
-                Text({"content": "hashes of files", "folds": "predictions out of fold"}.get(name, name)),
+                Text({"content": "hashes of files", "folds": "out-of-fold predictions"}.get(name, name)),
                 "",
                 format_size(count),
                 "",
@@ -548,10 +551,7 @@ def cache_table(cache: Path) -> Table:
 
 
 def clear_cache(cache: Path) -> int:
-    """Remove all but what another process is making; the bytes that are free again.
-
-    Weights, which came over the network, stay.
-    """
+    """Delete everything except weights and what other processes are writing; return the freed bytes."""
     before = sum(bytes_of(cache).values())
     for entry in list_folders(cache):
         _remove(entry.folder)
@@ -565,5 +565,5 @@ def physical_memory() -> int:
 
 
 def format_size(count: int) -> str:
-    """A number of bytes for people."""
+    """Write a number of bytes in a readable unit."""
     return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.1f} MB"

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXAMPLES, EXAMPLE_SIZE = 8, 112
-"""Images of each class on the page, and their size."""
+"""Number of images of each class on the page, and their size."""
 
 LISTED = 20
-"""Duplicates that are listed."""
+"""Largest number of duplicates that are listed."""
 
 FEWEST = 3
-"""Images that a class needs, one each for training, validation and test."""
+"""Smallest number of images of a class: one each for training, validation and test."""
 
 Finding = tuple[Header, bytes] | str
-"""Of one image: its header and a digest of its content, or the reason why it cannot be read."""
+"""The header of an image and a hash of its content, or the reason why it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many there are, and how many the publication of a known set says."""
+    """A count, and the published count of a known data set."""
 
     name: str
     images: int
@@ -58,11 +58,11 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found. `problems` would stop a training; `remarks` should be read before one."""
+    """The findings. `problems` would stop a training; `remarks` should be read before one."""
 
     dataset: Dataset
     counts: tuple[Count, ...]
-    """Of each class, then of what else was published."""
+    """Counts of each class, then other published counts."""
     facts: tuple[tuple[str, str], ...]
     duplicates: tuple[tuple[Record, ...], ...]
     unreadable: tuple[tuple[Record, str], ...]
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def known(self) -> bool:
-        """Whether counts of this set were published."""
+        """Whether counts of this data set were published."""
         return any(count.published is not None for count in self.counts)
 
 
@@ -87,7 +87,7 @@ def run_check(
     *,
     needs_unlabeled: bool = False,
 ) -> int:
-    """Check a set, print what was found and write the page, if one is asked for; 1 when a training would stop."""
+    """Check a data set, print the findings and write the page, if requested; return 1 if a training would stop."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 
@@ -120,9 +120,9 @@ def check(
     max_unreadable: float = 0.01,
     progress: Progress | None = None,
 ) -> Report:
-    """Read every image of the set and divide it as a training with these settings would; nothing is written.
+    """Read every image and divide the data set like a training with these settings; nothing is written.
 
-    `needs_unlabeled` says that the method of the settings learns from unlabeled images, so that there must be some.
+    `needs_unlabeled` means that the method needs unlabeled images.
     """
     findings = list(_inspect(dataset, progress or (lambda done, total: None)))
     unreadable = [
@@ -180,7 +180,7 @@ def _inspect_file(path: Path | None) -> Finding:
 
 
 def _count(dataset: Dataset) -> tuple[Count, ...]:
-    """Labeled images of each class, then what else was published of a known set."""
+    """Labeled images of each class, then other published counts of a known data set."""
     known = import_module(f"csda.data.{dataset.name}") if dataset.name in SOURCES else None
     published: dict[str, int] = getattr(known, "PUBLISHED", {})
     found: Counter[int | None] = Counter()
@@ -198,8 +198,11 @@ def _count(dataset: Dataset) -> tuple[Count, ...]:
 def _remark_published(counts: Sequence[Count]) -> list[str]:
     known = sum(count.published is not None for count in counts)
     if differing := sum(count.differs for count in counts):
-        return [f"{differing} of {known} counts differ from the published ones: the set is not whole, or another"]
-    return ["all counts are the published ones"] if known else []
+        return [
+            f"{differing} of {known} counts differ from the published ones: the data set is incomplete, or "
+            f"another version"
+        ]
+    return ["all counts are as published"] if known else []
 
 
 def _list_facts(
@@ -216,7 +219,7 @@ def _list_facts(
     grey = sum(header.grey for header in headers)
     formats = Counter(header.format for header in headers)
     facts = {
-        "Read as": dataset.name + (", several labels an image" if dataset.multi_label else ""),
+        "Read as": dataset.name + (", several labels per image" if dataset.multi_label else ""),
         "Images": f"{total:,}",
         "Labeled": f"{labeled:,}, {total - labeled:,} unlabeled",
         "Classes": f"{len(dataset.classes)}",
@@ -274,13 +277,13 @@ def print_report(report: Report, console: Console) -> None:
     lines += [(f"Note: {remark}", "") for remark in report.remarks]
     lines += [(f"Would stop a training: {problem}", "bold red") for problem in report.problems]
     if not report.problems:
-        lines.append(("Nothing here would stop a training.", "bold green"))
+        lines.append(("Nothing would stop a training.", "bold green"))
     for line, style in lines:
         console.print(Text(line, style), soft_wrap=True)
 
 
 def write_page(report: Report, path: Path) -> None:
-    """Write the report as one HTML file that needs nothing else, with example images of each class."""
+    """Write the report as one self-contained HTML file, with example images of each class."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -301,7 +304,7 @@ def write_page(report: Report, path: Path) -> None:
 
 
 def _choose_examples(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
-    """For each class, and for what is unlabeled, some images from all over the set: their ids, and a link each."""
+    """For each class and for unlabeled images, some examples spread over the data set: ids and links."""
     dataset, left_out = report.dataset, {record.id for record, _ in report.unreadable}
     rows: dict[int | None, list[int]] = {index: [] for index in [*range(len(dataset.classes)), None]}
     for row, record in enumerate(dataset.records):

@@ -1,8 +1,8 @@
 """`chexpert`: chest X-rays with fourteen observations, as Irvin et al. (2019) distribute them.
 
-`train.csv` and `valid.csv`, whose column `Path` begins with the name of the distribution. Frontal views alone are read,
-and the images of one patient are a group. An empty cell counts as absent; a row with an uncertain cell (-1) is removed
-as in the paper, or the cell is taken as 0 or 1.
+`train.csv` and `valid.csv` with a column `Path` that begins with the name of the distribution. Only frontal views are
+read, and the images of one patient are a group. An empty cell counts as absent. A row with an uncertain cell (-1) is
+removed as in the paper, or the cell is read as 0 or 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LATENT_MIXING_ORDER = (
     "Enlarged Cardiomediastinum", "Pneumothorax", "Edema", "Cardiomegaly", "Consolidation", "No Finding",
     "Lung Lesion", "Pleural Other",
 )  # fmt: skip
-"""The labels as the lists of the GLM paper (Gyawali et al. 2020) have them."""
+"""The labels in the order of the lists of the GLM paper (Gyawali et al. 2020)."""
 
 CELLS = {"": 0, "0": 0, "0.0": 0, "1": 1, "1.0": 1, "-1": -1, "-1.0": -1}
 
@@ -38,7 +38,7 @@ Uncertain = Literal["remove", "zeros", "ones"]
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """One frontal image; `label` is None where a row with uncertain cells is to be removed."""
+    """A frontal image; `label` is None if it is removed for an uncertain cell."""
 
     path: str
     label: tuple[int, ...] | None
@@ -49,7 +49,7 @@ class _View:
 
     @property
     def list_name(self) -> str:
-        """How the lists call it: without its folder, and `_` for `/`."""
+        """Its name in the lists: without its folder, and with `_` for `/`."""
         return self.path.partition("/")[2].replace("/", "_")
 
 
@@ -64,10 +64,10 @@ def recognise(root: Path) -> bool:
 def load(
     root: Path, *, uncertain: Uncertain = "remove", lists: Sequence[Path] = (), labels: str | None = None
 ) -> Dataset:
-    """Reads the set; `lists` are those of the GLM paper, of which `labels` chooses one (100 to 500).
+    """Read the data set. `lists` are those of the GLM paper; `labels` chooses one (100 to 500).
 
-    Their unlabeled list was never published: it is every frontal training image without uncertain cells that is in no
-    list. A number of labels that has no list of its own leaves all training images to be drawn from.
+    Their unlabeled list was not published: it is every frontal training image without uncertain cells that is in no
+    list. For other numbers of labels, labeled images are drawn from all training images.
     """
     home = _home(root)
     training = _read_views(home / "train.csv", uncertain)
@@ -109,7 +109,9 @@ def _read_views(path: Path, uncertain: Uncertain) -> list[_View]:
             continue
         image = re.search(r"(?:train|valid)/[^/]+/[^/]+/[^/]+$", cells[path_at].strip())
         if image is None or ".." in image[0].split("/"):
-            raise DataError(f"{where}: {cells[path_at]!r} is no path of CheXpert (train/patient00001/study1/view1_…)")
+            raise DataError(
+                f"{where}: {cells[path_at]!r} is not a path of CheXpert (train/patient00001/study1/view1_…)"
+            )
         values = [CELLS.get(cells[position].strip()) for position in label_at]
         if None in values:
             name = CLASSES[values.index(None)]
@@ -125,12 +127,12 @@ def _read_views(path: Path, uncertain: Uncertain) -> list[_View]:
 
 
 def _with_lists(root: Path, training: list[_View], lists: Sequence[Path], labels: str | None) -> Dataset:
-    """Gives every image its part: `train_100.txt` …, `train_500_val_5000.txt` and `train_500_test_10000.txt`."""
+    """Assign parts by `train_100.txt` …, `train_500_val_5000.txt` and `train_500_test_10000.txt`."""
     pattern = r"train_(?P<number>\d+)(?:_(?P<held>val|test)_\d+)?(?P<unl>)"
     names = "train_100, …_val_5000 or …_test_10000"
     held_out, labeled, _, chosen = sort_lists(lists, pattern, names, labels)
-    # The labeled lists are nested: what only a larger one names is left out, so that the unlabeled images of all
-    # budgets are the same.
+    # The labeled lists are nested. Images that are only in a larger list are left out, so that all budgets have the
+    # same unlabeled images.
     larger: Part | None = None if chosen else "train"
     sorted_lists: list[tuple[Part | None, Path]] = [*held_out.items()]
     sorted_lists += [("labeled", labeled[chosen])] if chosen else []
@@ -156,5 +158,5 @@ def _with_lists(root: Path, training: list[_View], lists: Sequence[Path], labels
     differing = sum(views[name].label not in (None, label) for name, label in relabeled.items())
     remarks = [f"{len(training) - len(records)} training images with uncertain labels or in other lists are left out"]
     if differing:
-        remarks.append(f"{differing} images have other labels in the lists than in train.csv; those of the lists count")
+        remarks.append(f"{differing} images have other labels in the lists than in train.csv; the lists are used")
     return Dataset("chexpert", CLASSES, tuple(records), True, root, tuple(remarks), listed=bool(chosen))

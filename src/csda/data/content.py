@@ -1,4 +1,4 @@
-"""What a set consists of, as one digest: two folders with the same images, labels and groups are one set."""
+"""A hash of the content of a data set, equal for two folders with the same images, labels and groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from csda.data.store import available_cores, file_keys
 from csda.folders import default_cache
 
 UNREADABLE = digest(b"unreadable")
-"""Stands for the content of a file that is missing or may not be read."""
+"""The hash of a file that is missing or may not be read."""
 
 WIDTH = len(UNREADABLE)
 
@@ -25,8 +25,8 @@ WIDTH = len(UNREADABLE)
 def hash_contents(dataset: Dataset, cache: Path | None = None, *, fresh: bool = False) -> list[bytes]:
     """A hash of each record's file.
 
-    They are kept in the cache by path, size, inode and times, so that a file is read again only when one of these
-    changes, or when all are asked for `fresh`. Drawn sets are known by what they are drawn with.
+    Hashes are cached by path, size, inode and times, so a file is read again only if one of these changes, or with
+    `fresh`. Drawn images are hashed by their parameters.
     """
     if dataset.draw is None:
         return _hash_files(dataset, cache or default_cache(), fresh)
@@ -34,9 +34,9 @@ def hash_contents(dataset: Dataset, cache: Path | None = None, *, fresh: bool = 
 
 
 def content_digest(dataset: Dataset, contents: Sequence[bytes] | None = None) -> str:
-    """Sixteen hexadecimal digits that stand for the ids, labels, groups and file `contents` of a set.
+    """A hash of ids, labels, groups and file `contents` of a data set, 16 hexadecimal digits.
 
-    Neither the folder's place nor the image size matters.
+    It does not depend on the path of the folder or the image size.
     """
     contents = hash_contents(dataset) if contents is None else contents
     lines = [
@@ -51,7 +51,7 @@ def _group(group: str | None) -> bytes:
 
 
 def _hash_files(dataset: Dataset, cache: Path, fresh: bool) -> list[bytes]:
-    """A hash of each record's file; those of files that did not change come from the cache."""
+    """A hash of each record's file, from the cache if the file did not change."""
     keys = file_keys(dataset)
     memory = cache / "content" / digest(f"{dataset.name} {(dataset.root or Path()).absolute()}".encode()).hex()
     known = {} if fresh else _recall(memory)
@@ -66,12 +66,12 @@ def _hash_files(dataset: Dataset, cache: Path, fresh: bool) -> list[bytes]:
 
 
 def hash_file(path: Path | None) -> bytes:
-    """A digest of the file's bytes; `UNREADABLE` where it cannot be read."""
+    """A hash of the file's bytes; `UNREADABLE` if it cannot be read."""
     if path is None:
         return UNREADABLE
     try:
         with open_regular(path) as file:
-            summary = blake2b(b"%d:" % os.fstat(file.fileno()).st_size, digest_size=WIDTH)  # as `digest` has it
+            summary = blake2b(b"%d:" % os.fstat(file.fileno()).st_size, digest_size=WIDTH)  # the same as in `digest`
             while part := file.read(1 << 24):
                 summary.update(part)
             return summary.digest()
@@ -83,7 +83,7 @@ def hash_file(path: Path | None) -> bytes:
 
 
 def _recall(memory: Path) -> dict[bytes, bytes]:
-    """Hashes by file key; none from a file that is missing or damaged."""
+    """Cached hashes by file key; empty if the file is missing or damaged."""
     pairs = recall(memory) or b""
     cells = [pairs[start : start + WIDTH] for start in range(0, len(pairs), WIDTH)]
     return dict(zip(cells[::2], cells[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""Tables and lists on disk, read strictly: what cannot be used is a `DataError` with the file and the row."""
+"""Read tables and lists strictly: anything unusable is a `DataError` with file and row."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from csda.errors import DataError
 Entry = TypeVar("Entry")
 
 NONE_PRESENT = "(none)"
-"""How a multi-label cell says that none of the labels is present, which is not the same as an empty cell."""
+"""A multi-label cell without any label. An empty cell means that the labels are unknown."""
 
 UNFIT_CHARACTERS = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-"""Control characters, and what stands for bytes that are not UTF-8: neither survives a CSV."""
+"""Control characters, and stand-ins for bytes that are not UTF-8, which a CSV cannot hold."""
 
 MAX_TEXT = 1 << 30
-"""Bytes of a table or list at most."""
+"""Largest size of a table or list in bytes."""
 
 JOIN = "|"
-"""Joins the labels of one image in a cell."""
+"""Separates the labels of one image in a cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Table:
     rows: list[tuple[int, list[str]]]
 
     def position(self, name: str) -> int | None:
-        """Where the column is: as it is written, otherwise whatever differs in case or blanks only."""
+        """The index of a column, by exact name or else ignoring case and spaces."""
         if name in self.columns:
             return self.columns.index(name)
         alike = [i for i, column in enumerate(self.columns) if fold_name(column) == fold_name(name)]
@@ -74,7 +74,7 @@ def read_text(path: Path) -> str:
 
 
 def read_table(path: Path) -> Table:
-    """Reads a CSV separated by commas, semicolons or tabs, whichever its header has most of."""
+    """Read a CSV separated by commas, semicolons or tabs, whichever is most frequent in its header."""
     text = read_text(path)
     header = text.lstrip("\r\n").partition("\n")[0]
     delimiter = max(",;\t", key=header.count)
@@ -106,7 +106,7 @@ def read_table(path: Path) -> Table:
 
 
 def read_flags(path: Path, width: int) -> list[tuple[int, str, list[int]]]:
-    """Reads a list of `name 0 1 0 …` lines, separated by blanks: (row, name, positions of the ones)."""
+    """Read a list of lines `name 0 1 0 …`: (row, name, positions of the ones)."""
     entries = []
     for row, line in enumerate(read_text(path).splitlines(), start=1):
         name, *flags = line.split() or [""]
@@ -116,12 +116,12 @@ def read_flags(path: Path, width: int) -> list[tuple[int, str, list[int]]]:
             raise DataError(f"{path}, row {row}: expected an image name and {width} flags of 0 or 1")
         entries.append((row, name, [i for i, flag in enumerate(flags) if flag == "1"]))
     if not entries:
-        raise DataError(f"{path} is empty; a list has one image a line")
+        raise DataError(f"{path} is empty; a list has one image per line")
     return entries
 
 
 class Lists(NamedTuple):
-    """The published lists of a set by part and by number of labels; `chosen` is the number that is meant, if any."""
+    """The published lists of a data set by part and number of labels; `chosen` is the requested number, if any."""
 
     held_out: dict[Part, Path]
     labeled: dict[str, Path]
@@ -130,14 +130,14 @@ class Lists(NamedTuple):
 
 
 def sort_lists(paths: Sequence[Path], pattern: str, names: str, labels: str | None) -> Lists:
-    """Tells the part from each name by a pattern with the groups `held`, `unl` and `number`; `names` shows how."""
+    """Find the part of each list from its name, by a pattern with the groups `held`, `unl` and `number`."""
     held_out: dict[Part, Path] = {}
     labeled: dict[str, Path] = {}
     unlabeled: dict[str, Path] = {}
     for path in paths:
         match = re.fullmatch(pattern, path.stem.lower())
         if match is None:
-            raise DataError(f"{path}: cannot tell the part from the name; call it {names}")
+            raise DataError(f"{path}: its name does not tell the part; rename it to {names}")
         if match["held"]:
             held_out["val" if match["held"] == "val" else "test"] = path
         else:
@@ -149,19 +149,19 @@ def sort_lists(paths: Sequence[Path], pattern: str, names: str, labels: str | No
 
 
 def enter(entries: dict[str, tuple[int, Entry]], name: str, entry: Entry, table: Path, row: int) -> None:
-    """Notes what a row of a table says of an image; another row may say the same, and nothing else."""
+    """Add the value of an image from a row of a table. Other rows must have the same value."""
     first_row, first = entries.setdefault(name, (row, entry))
     if entry != first:
         raise DataError(f"{table}, row {row}: says otherwise of {name} than row {first_row}; keep one of the two")
 
 
 def fold_name(name: str) -> str:
-    """The name without case and blanks; two names that are equal here were meant to be one."""
+    """The name in lower case without spaces, to find names that are probably the same."""
     return "".join(unicodedata.normalize("NFC", name).split()).casefold()
 
 
 def clean_names(found: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Maps every class name, as written on disk, to its clean form; `found` gives names and where each was seen."""
+    """Map every class name as written to its clean form; `found` are names and where each was found."""
     clean: dict[str, str] = {}
     first: dict[str, tuple[str, str]] = {}
     for name, where in found:

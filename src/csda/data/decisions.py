@@ -1,10 +1,9 @@
-"""labels.csv: what people decided on images, as a file that only grows.
+"""labels.csv: people's decisions on images, in a file that is only appended to.
 
-A decision is a line. It is synced to disk before anybody is told that it is kept. Nothing is ever changed: a later
-decision on an image counts in place of an earlier one, and to undo is a further line that names the one it takes back.
-A line that a crash has cut off was never confirmed; it is removed when the file is next opened for writing, and passed
-over when it is read. Every line ends with a checksum of itself and of the one before, so that a changed, moved or
-missing line is noticed.
+Each decision is a line, which is synced to disk before it is confirmed. Lines are never changed: a later decision on an
+image replaces an earlier one, and undo appends a line with the number of the line that it cancels. An incomplete line
+after a crash was never confirmed; it is ignored, and removed when the file is next opened for writing. Every line ends
+with a checksum of itself and the checksum before it, so changed, moved or missing lines are detected.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 class Decision(NamedTuple):
     """A line of labels.csv.
 
-    `label` is text as in split.csv, empty unless the action is `label`; `undoes` is the number of the line that an
-    `undo` takes back. `said` and `confidence` are what the model said of the image then, and `audit` is yes where the
-    image had been drawn at random rather than picked. Lines of one keystroke have one `batch`, the number of its first.
+    `label` is text as in split.csv, empty unless the action is `label`. `undoes` is the number of the line that an
+    `undo` cancels. `said` and `confidence` are the model's prediction at that time. `audit` is yes if the image was
+    drawn at random, not selected. Lines of one keystroke have the same `batch`, the number of the first.
     """
 
     number: int
@@ -54,7 +53,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is new in a decision; the log adds number, batch and time."""
+    """A new decision; the log adds number, batch and time."""
 
     image: str
     action: Action
@@ -69,7 +68,7 @@ HEADER = ",".join((*Decision._fields, "checksum")) + "\n"
 
 
 class Ledger:
-    """Decisions in order, and what counts of them now."""
+    """Decisions in order, and those that are valid now."""
 
     def __init__(self, decisions: Iterable[Decision] = ()) -> None:
         self.decisions: list[Decision] = []
@@ -86,23 +85,23 @@ class Ledger:
             self._of_image.setdefault(decision.image, []).append(decision.number)
 
     def current(self, image: str) -> Decision | None:
-        """The latest decision on an image that was not taken back."""
+        """The latest decision on an image that was not undone."""
         for number in reversed(self._of_image.get(image, ())):
             if number not in self._undone:
                 return self.decisions[number - 1]
         return None
 
     def count(self, image: str) -> int:
-        """Decisions that were ever made on an image."""
+        """Number of decisions ever made on an image."""
         return len(self._of_image.get(image, ()))
 
     def all_current(self) -> dict[str, Decision]:
-        """The decision that counts for each image that has one."""
+        """The current decision of each image that has one."""
         found = ((image, self.current(image)) for image in self._of_image)
         return {image: decision for image, decision in found if decision is not None}
 
     def last_batch(self) -> list[Decision]:
-        """The decisions of the latest keystroke that was not taken back: what undo means."""
+        """The decisions of the latest keystroke that was not undone: those that undo cancels."""
         for decision in reversed(self.decisions):
             if decision.action != "undo" and decision.number not in self._undone:
                 together = self.decisions[decision.batch - 1 : decision.number]
@@ -110,12 +109,12 @@ class Ledger:
         return []
 
     def tally(self) -> Counter[str]:
-        """How many images have each label now."""
+        """Number of images with each label now."""
         return Counter(each.label for each in self.all_current().values() if each.action == "label")
 
 
 class DecisionLog(Ledger):
-    """labels.csv, held open for writing by one process."""
+    """labels.csv, open for writing in one process."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -138,7 +137,7 @@ class DecisionLog(Ledger):
         super().__init__(decisions)
 
     def append(self, entries: Sequence[Entry], who: str = "") -> list[Decision]:
-        """Keep decisions that were made together; they are on the disk when this returns, or none of them is."""
+        """Append decisions that were made together. When this returns, all are on disk; on an error, none is."""
         first = len(self.decisions) + 1
         when = datetime.now(UTC).isoformat(timespec="milliseconds")
         decisions = [
@@ -198,7 +197,7 @@ class DecisionLog(Ledger):
 
 
 def read_decisions(folder: Path) -> Ledger:
-    """What labels.csv in a folder says; a line that is still being written does not count."""
+    """Read labels.csv in a folder; an incomplete last line is ignored."""
     path = folder / FILE
     if not path.is_file():
         raise RunError(f"{path}: there is none; `csda review {folder}` makes it")
@@ -206,17 +205,17 @@ def read_decisions(folder: Path) -> Ledger:
 
 
 def labels_of(decisions: Mapping[str, Decision]) -> dict[str, str]:
-    """The label text of each image that got one."""
+    """The label text of each image with a label."""
     return {image: each.label for image, each in decisions.items() if each.action == "label"}
 
 
 def _checksum(line: str, before: str) -> str:
-    """Of a line without its checksum, and of the checksum of the line before."""
+    """The checksum of a line and the checksum of the line before."""
     return blake2b(f"{before},{line}".encode(), digest_size=8).hexdigest()
 
 
 def _parse(path: Path) -> tuple[list[Decision], int, str]:
-    """The decisions of a file, the bytes up to the end of its last whole line, and the checksum of that."""
+    """The decisions of a file, the bytes up to its last complete line, and the checksum of that line."""
     try:
         with open_regular(path) as file:
             raw = file.readall()
@@ -237,7 +236,9 @@ def _parse(path: Path) -> tuple[list[Decision], int, str]:
         decisions.append(_parse_line(f"{path}, row {row}", line, len(decisions) + 1))
         last = _checksum(line, last)
         if checksum != last:
-            raise DataError(f"{path}, row {row}: does not fit its checksum; the file only ever grows: restore it")
+            raise DataError(
+                f"{path}, row {row}: does not match its checksum; restore the file, which must only be appended to"
+            )
     return decisions, whole, last
 
 
@@ -247,7 +248,7 @@ def _parse_line(where: str, line: str, number: int) -> Decision:
     except (csv.Error, ValueError):
         cells = []
     if len(cells) != len(Decision._fields) or cells[0] != str(number):
-        raise DataError(f"{where}: not decision {number}; the file only ever grows: restore it")
+        raise DataError(f"{where}: not decision {number}; the file must only be appended to: restore it")
     decision = Decision(number, *_natural(cells[1], where), *cells[2:])  # type: ignore[arg-type]
     earlier = _natural(decision.undoes, where) if decision.undoes else ()
     if (
@@ -257,13 +258,13 @@ def _parse_line(where: str, line: str, number: int) -> Decision:
         or any(each >= number for each in earlier)
         or UNFIT_CHARACTERS.search(line)
     ):
-        raise DataError(f"{where}: no decision that `csda review` writes; restore the file")
+        raise DataError(f"{where}: not a decision that `csda review` writes; restore the file")
     return decision
 
 
 def _natural(text: str, where: str) -> tuple[int]:
     if not (text.isascii() and text.isdigit() and len(text) < 12):
-        raise DataError(f"{where}: {text!r} is no number of a decision; restore the file")
+        raise DataError(f"{where}: {text!r} is not the number of a decision; restore the file")
     return (int(text),)
 
 

@@ -1,20 +1,19 @@
-"""From an image file to a uint8 square, whatever the file is: JPEG, PNG, TIFF, BMP, WebP, GIF or DICOM.
+"""Decode an image file (JPEG, PNG, TIFF, BMP, WebP, GIF or DICOM) to a square of uint8 pixels.
 
-What is decided here for everybody:
+Rules for all sources:
 
-- An image becomes size × size by an antialiasing filter. It is squashed, as in the paper, unless it is to keep its
-  aspect ratio: then black is put on both sides of the shorter axis (`pad`), or the middle is cut out (`crop`).
-- Transparent pixels lie on black, the background of most medical images.
+- An image becomes size × size by an antialiasing filter. It is squashed, as in the paper, or keeps its aspect ratio:
+  with black on both sides of the shorter axis (`pad`), or cropped to the middle (`crop`).
+- Transparent pixels become black, the background of most medical images.
 - EXIF rotation is applied.
-- A file with several frames is refused rather than cut to its first; the exception is MPO, a photograph with a preview.
-- 16-bit grey values are divided by the range of the fewest bits, 8, 12 or 16, that hold them: twelve-bit detectors
-  are commonly stored in sixteen. 32-bit and floating-point values within [0, 1] keep that range, all others are
-  stretched from their smallest to their largest.
-- DICOM values go through the modality transform, then through the first window; where there is none through the first
-  VOI lookup table; where there is none either they are stretched from their smallest to their largest. MONOCHROME1 is
-  inverted. A palette gives colours.
-- An image of more than `MAX_PIXELS` is refused by its header, and so is a file of more than `MAX_BYTES`, or one that
-  would inflate to more. Only the formats above are looked for, whatever the name says.
+- A file with several frames is refused, except for MPO, a photograph with a preview.
+- 16-bit grey values are divided by the smallest range of 8, 12 or 16 bits that holds them, because 12-bit values are
+  commonly stored in 16 bits. 32-bit and floating-point values within [0, 1] keep that range. All others are stretched
+  from their smallest to their largest value.
+- DICOM values pass the modality transform, then the first window, or else the first VOI lookup table. Without both they
+  are stretched from their smallest to their largest value. MONOCHROME1 is inverted. A palette gives colours.
+- An image of more than `MAX_PIXELS` is refused by its header, and so is a file that has more than `MAX_BYTES` or would
+  inflate to more. Only the formats above are tried, for any file name.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ Aspect = Literal["squash", "pad", "crop"]
 
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 10 * MAX_PIXELS
-"""Of a file, and of what is inflated before an image is made of it."""
+"""Largest size of a file, and of its inflated content."""
 
 READ_AT_ONCE = 1 << 24
-"""Files of up to so many bytes are read whole before they are decoded."""
+"""Files of up to this size are read completely before they are decoded."""
 
 REDUCED = 6
-"""So many times too large, an image is first shrunk by a whole factor: the same to the eye and much faster."""
+"""An image that is this many times too large is first shrunk by a whole factor, which is much faster."""
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".dcm", ".dicom"}
 )
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP", "GIF")
-"""What Pillow may make of a file: others of its decoders start programs, or are rarely tried."""
+"""The formats that Pillow may try. Other decoders of it start programs or are rarely used."""
 
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
@@ -66,19 +65,18 @@ TILE_WIDTH, TILE_LENGTH = 322, 323
 """Tags of TIFF."""
 
 GREY_WITHIN = 3
-"""Levels by which channels differ at most where a JPEG's two colour planes are off by one."""
+"""Largest difference between channels of a grey JPEG, if its colour planes are off by one."""
 
 FAULTS_OF_A_FILE = frozenset({None, ENOENT, EACCES, EPERM, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG, EINVAL, ENXIO})
-"""What an OSError says when one file is to blame: decoders give no number, and one that a damaged file sends to a place
-before its beginning gives EINVAL. A socket gives ENXIO."""
+"""Error numbers that are due to the file: none from decoders, EINVAL for a bad seek, ENXIO for a socket."""
 
 
-# What Pillow logs of a damaged file would go to stderr without the file's name; it is raised as well.
+# Pillow's log messages on damaged files have no file name; they are raised as errors anyway.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class Header(NamedTuple):
-    """What a file says of itself before its pixels are decoded."""
+    """The metadata of a file, without its pixels."""
 
     format: str
     width: int
@@ -87,7 +85,7 @@ class Header(NamedTuple):
 
 
 class UnreadableError(DataError):
-    """An image file that is missing, forbidden, damaged or unusable, with the reason; others may still be read."""
+    """An image file that is missing, forbidden, damaged or unusable, with the reason. Others may still be readable."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -100,9 +98,9 @@ class _RefusedError(Exception):
 
 @cache
 def _silence_libtiff() -> None:
-    """Keep libtiff from writing to stderr, without the name of a file, what Pillow raises as an error anyway.
+    """Stop libtiff from printing messages without a file name, which Pillow raises as errors anyway.
 
-    Nothing is lost where its library is not found among those that Pillow brings along, or that Linux says are loaded.
+    It is harmless if the library is not found among those of Pillow or those that Linux has loaded.
     """
     import ctypes
 
@@ -118,14 +116,14 @@ def _silence_libtiff() -> None:
 
 @contextmanager
 def unremarked() -> Iterator[None]:
-    """Without the warnings of Pillow and pydicom on odd but readable files. For the whole process, not for a thread."""
+    """A context without warnings of Pillow and pydicom on odd but readable files, for the whole process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def read_header(path: Path) -> Header:
-    """Format, size and colour of the image; an error is one of `explain_failure`."""
+    """Read format, size and colour of the image. Errors are those of `explain_failure`."""
     try:
         with _opened(path) as file:
             if _is_dicom(path, file):
@@ -139,20 +137,19 @@ def read_header(path: Path) -> Header:
 
 
 def read_image(path: Path, size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
-    """The image as uint8 [size, size, channels]; an error is one of `explain_failure`."""
+    """Read the image as uint8 [size, size, channels]. Errors are those of `explain_failure`."""
     try:
         with _opened(path) as file:
             image = _dicom_image(file) if _is_dicom(path, file) else _plain_image(file, size)
         return _fit(image, size, channels, aspect)
-    except Exception as error:  # the decoders behind Pillow and pydicom raise anything on a damaged file
+    except Exception as error:  # decoders of Pillow and pydicom raise any error on a damaged file
         raise explain_failure(path, error) from error
 
 
 def read_picture(path: Path, size: int, window: tuple[float, float] | None = None) -> Image.Image:
-    """The image for the eye: its aspect ratio kept, its longer side at most `size`.
+    """Read the image for display, with its aspect ratio and a longer side of at most `size`.
 
-    A `window` gives the grey values that become black and white, where the file has more than 256 of them; it is left
-    out for others.
+    `window` are the grey values to show as black and white, if the file has more than 256; else it is ignored.
     """
     try:
         with _opened(path) as file:
@@ -165,7 +162,7 @@ def read_picture(path: Path, size: int, window: tuple[float, float] | None = Non
 
 
 def read_levels(path: Path) -> tuple[float, float] | None:
-    """The smallest and the largest grey value of a file with more than 256 of them: what a window can be laid on."""
+    """The smallest and the largest grey value of a file with more than 256, as limits of a window."""
     try:
         with _opened(path) as file:
             if _is_dicom(path, file):
@@ -184,26 +181,26 @@ def _range(values: npt.NDArray[Any]) -> tuple[float, float] | None:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether the grey values have more than eight bits."""
+    """Whether the grey values have more than 8 bits."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
 def fit_image(image: Image.Image, size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
-    """An image that Pillow has opened, as `read_image` would give it."""
+    """Convert an open Pillow image like `read_image`."""
     try:
         _header(image)
         return _fit(_flatten(ImageOps.exif_transpose(image)), size, channels, aspect)
-    except Exception as error:  # a file that was opened and not read yet may be damaged
+    except Exception as error:  # an open file that was not read yet may be damaged
         raise DataError(f"the image {_reason(error)}") from error
 
 
 def fit_array(values: npt.NDArray[Any], size: int, channels: int, aspect: Aspect = "squash") -> Pixels:
-    """Values [H, W, C], of 8 or 16 bits, truth values, or numbers from 0 to 1, as `read_image` would give them."""
+    """Convert values [H, W, C] (8 or 16 bits, booleans, or floats from 0 to 1) like `read_image`."""
     if not values.size or values.shape[0] * values.shape[1] > MAX_PIXELS:
         raise DataError(f"an image is of the shape {list(values.shape)}; give [H, W, C] of up to {MAX_PIXELS:,} pixels")
     if values.dtype.kind == "f":
         if not ((values >= 0) & (values <= 1)).all():
-            raise DataError("an image of numbers has values outside of 0 to 1; scale it, or give uint8")
+            raise DataError("an image of floats has values outside of 0 to 1; scale it, or give uint8")
         values = np.rint(values * 255).astype(np.uint8)
     elif values.dtype == np.bool_:
         values = values.astype(np.uint8) * np.uint8(255)
@@ -224,17 +221,17 @@ def _fit(image: Image.Image, size: int, channels: int, aspect: Aspect) -> Pixels
 
 
 def has_colour(path: Path, size: int) -> bool:
-    """Whether the image shows colour at this size; one that is grey by its header is not decoded."""
+    """Whether the image has colour at this size. If it is grey by its header it is not decoded."""
     return not read_header(path).grey and not is_grey(read_image(path, size, 3))
 
 
 def is_grey(pixels: Pixels) -> bool:
-    """Whether the channels of an image [H, W, C] are the same except for the rounding of a JPEG."""
+    """Whether the channels of an image [H, W, C] are equal except for JPEG rounding."""
     return int(np.ptp(pixels, axis=-1).max()) <= GREY_WITHIN
 
 
 def _to_square(image: Image.Image, size: int, aspect: Aspect) -> Pixels:
-    """Pixels [size, size, C]."""
+    """Make pixels square, [size, size, C]."""
     width, height = image.size
     if aspect == "pad":
         scale = size / max(width, height)
@@ -251,12 +248,12 @@ def _to_square(image: Image.Image, size: int, aspect: Aspect) -> Pixels:
 
 
 def _resize(image: Image.Image, width: int, height: int) -> Pixels:
-    """Pixels [height, width, C] through the antialiasing triangle filter."""
+    """Resize pixels to [height, width, C] with the antialiasing triangle filter."""
     if image.mode == "RGB" and max(image.size) < REDUCED * max(width, height):
         import torch
         import torch.nn.functional as F
 
-        # Pillow's filter to within one grey level, in a third of its time.
+        # Pillow's filter within one grey level, in a third of the time.
         pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
         resized = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
         return np.asarray(resized[0].permute(1, 2, 0))
@@ -274,14 +271,14 @@ def _opened(path: Path) -> BinaryIO:
             raise _RefusedError("is empty (0 bytes)")
         if size > MAX_BYTES:
             raise _RefusedError(f"has {size:,} bytes, more than {MAX_BYTES:,}; shrink or cut it first")
-        return io.BytesIO(file.readall())  # decoders ask for a few bytes at a time: much cheaper from memory
+        return io.BytesIO(file.readall())  # decoders read a few bytes at a time, which is much faster from memory
 
 
 def explain_failure(path: Path, error: Exception) -> DataError:
-    """An `UnreadableError` where the file is to blame; otherwise an error that stops whatever was going on.
+    """Convert an error: to `UnreadableError` if it is due to the file, else to one that stops the program.
 
-    A machine without memory or file handles, a disk that fails or a server that does not answer says nothing of the
-    file: to leave it out would train on other images than there are.
+    Out of memory or file handles, a failing disk or an unreachable server say nothing about the file. To leave it out
+    would train on different images.
     """
     of_the_machine = isinstance(error, MemoryError) or (
         isinstance(error, OSError) and (error.errno not in FAULTS_OF_A_FILE or "out of memory" in str(error))
@@ -289,7 +286,7 @@ def explain_failure(path: Path, error: Exception) -> DataError:
     if not of_the_machine:
         return UnreadableError(path, _reason(error))
     reason = getattr(error, "strerror", None) or str(error) or "out of memory"
-    return DataError(f"{path}: reading stopped ({reason}); the file may be sound: mend the cause and start again")
+    return DataError(f"{path}: reading stopped ({reason}); the file may be intact: fix the cause and start again")
 
 
 def _reason(error: Exception) -> str:
@@ -321,7 +318,7 @@ def _header(image: Image.Image) -> Header:
     _check_size(*image.size)
     tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
     if int(tags.get(TILE_WIDTH, 1)) * int(tags.get(TILE_LENGTH, 1)) > MAX_PIXELS:
-        raise _RefusedError(f"has a tile of more than {MAX_PIXELS:,} pixels; save it anew")
+        raise _RefusedError(f"has a tile of more than {MAX_PIXELS:,} pixels; save it again")
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":
         raise _RefusedError(f"has {frames} frames; save the one you mean as a file of its own")
@@ -335,7 +332,7 @@ def _header(image: Image.Image) -> Header:
 def _plain_image(file: BinaryIO, size: int, window: tuple[float, float] | None = None) -> Image.Image:
     with Image.open(file, formats=FORMATS) as image:
         _header(image)
-        # A JPEG can be decoded at half its size or less; twice the wanted size leaves the filter enough to work on.
+        # A JPEG can be decoded at half its size or less. Twice the wanted size is enough for the filter.
         image.draft(None, (2 * size, 2 * size))
         if image.format == "TIFF":
             _silence_libtiff()
@@ -347,7 +344,7 @@ def _plain_image(file: BinaryIO, size: int, window: tuple[float, float] | None =
 
 
 def _flatten(image: Image.Image) -> Image.Image:
-    """Eight bits a channel, and transparent pixels on black."""
+    """Convert to 8 bits per channel, with transparent pixels on black."""
     if _is_deep(image):
         return Image.fromarray(_to_bytes(np.asarray(image)))
     if image.has_transparency_data:
@@ -356,7 +353,7 @@ def _flatten(image: Image.Image) -> Image.Image:
 
 
 def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Grey values of more than eight bits as eight."""
+    """Convert grey values of more than 8 bits to 8 bits."""
     values = np.nan_to_num(values)
     low, high = values.min(), values.max()
     if values.dtype.kind == "f" and low >= 0 and high <= 1:
@@ -379,7 +376,7 @@ def _is_dicom(path: Path, file: BinaryIO) -> bool:
 
 
 def _read_dicom(file: BinaryIO, stop_before_pixels: bool = False) -> Any:
-    """The data set of a single-frame DICOM image of a size that may be decoded."""
+    """Read the DICOM data set of a single-frame image that is not too large."""
     try:
         import pydicom
     except ImportError:
@@ -404,7 +401,7 @@ def _read_dicom(file: BinaryIO, stop_before_pixels: bool = False) -> Any:
 
 
 def _bound_deflated(file: BinaryIO) -> None:
-    """Refuse a deflated data set that grows beyond `MAX_BYTES`: pydicom inflates it whole, before its size is known."""
+    """Refuse a deflated data set that inflates to more than `MAX_BYTES`, because pydicom inflates it completely."""
     from pydicom.filereader import _read_file_meta_info, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
@@ -420,20 +417,20 @@ def _bound_deflated(file: BinaryIO) -> None:
 
 
 def _bound_frame(dicom: Any) -> None:
-    """Refuse a compressed frame of another size than the file says: its decoder would make room for that."""
+    """Refuse a compressed frame with another size than the header, because the decoder would allocate memory for it."""
     from pydicom.encaps import generate_frames
     from pydicom.uid import RLELossless
 
     frame = next(generate_frames(dicom.PixelData, number_of_frames=1))
     if dicom.file_meta.TransferSyntaxUID == RLELossless:
-        if 64 * len(frame) > 8 * MAX_BYTES:  # a run of RLE stands for up to 64 times its bytes
+        if 64 * len(frame) > 8 * MAX_BYTES:  # an RLE run expands to up to 64 times its bytes
             raise _RefusedError("has too many bytes of run lengths; save it without compression")
     elif _frame_size(frame) != (dicom.Columns, dicom.Rows):
         raise _RefusedError(f"says {dicom.Columns}×{dicom.Rows} pixels and holds an image of another size")
 
 
 def _frame_size(frame: bytes) -> tuple[int, int] | None:
-    """Width and height as a JPEG, JPEG-LS or JPEG 2000 stream gives them."""
+    """Width and height in a JPEG, JPEG-LS or JPEG 2000 stream."""
     if frame[:4] == b"\xff\x4f\xff\x51":
         right, bottom, left, top = struct.unpack_from(">4I", frame, 8)
         return right - left, bottom - top
@@ -497,9 +494,9 @@ def _look_up(values: npt.NDArray[Any], dicom: Any, table: Any) -> npt.NDArray[An
 
 
 def _table_entries(values: npt.NDArray[Any], dicom: Any, descriptor: Any, data: Any) -> npt.NDArray[Any]:
-    """What a lookup table gives (DICOM PS3.3, C.7.6.3.1.5 and C.11.1.1); values outside of it take those at its ends.
+    """Apply a lookup table (DICOM PS3.3, C.7.6.3.1.5 and C.11.1.1); values outside of it take its end values.
 
-    Not left to pydicom, which wraps the values around where a table of 8 bits has more than 256 entries.
+    pydicom is not used, because it wraps around if a table of 8 bits has more than 256 entries.
     """
     count, first, _ = descriptor
     if isinstance(data, bytes):

@@ -1,4 +1,4 @@
-"""Images that are the same file twice, and where that misleads: with two labels, or on both sides of a split."""
+"""Find identical image files, and warn if they have different labels or are in different parts of a split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from csda.data.records import Dataset, Record, Split
 
 
 def find_duplicates(records: Sequence[Record], contents: Sequence[bytes]) -> tuple[tuple[Record, ...], ...]:
-    """Records whose files have the same content, two or more together; those that cannot be read are left out."""
+    """Groups of two or more records with the same file content; unreadable files are left out."""
     same = defaultdict(list)
     for record, content in zip(records, contents, strict=True):
         if content != UNREADABLE:
@@ -19,9 +19,9 @@ def find_duplicates(records: Sequence[Record], contents: Sequence[bytes]) -> tup
 
 
 def remark_duplicates(dataset: Dataset, contents: Sequence[bytes], split: Split | None) -> list[str]:
-    """What should be known of duplicates before a training, each with two images that are an example of it.
+    """Remarks on duplicates, each with two images as an example.
 
-    The images of drawn sets have no files to compare.
+    Drawn images have no files to compare.
     """
     if dataset.draw is not None:
         return []
@@ -51,5 +51,5 @@ def _members(split: Split) -> set[str]:
 
 
 def _unlike(same: Sequence[Record], judge: Callable[[Record], object]) -> dict[object, Record]:
-    """One record for each thing that is said of them."""
+    """One record for each different value."""
     return {said: record for record in same if (said := judge(record)) is not None}

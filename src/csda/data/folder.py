@@ -1,4 +1,4 @@
-"""`folder`: anybody's images, with the classes in folder names or in a CSV.
+"""`folder`: any images, with the classes in folder names or in a CSV.
 
 Three layouts:
 
@@ -39,7 +39,7 @@ def load(
     group_column: str = "group",
     split_column: str = "split",
 ) -> Dataset:
-    """Reads a folder, or the CSV in it that is meant where there are several.
+    """Read a folder, or a CSV in a folder with several.
 
     `label_column` may name several columns of 0 and 1, separated by commas.
     """
@@ -66,7 +66,7 @@ def load(
 
 
 def load_unlabeled(root: Path, classes: Sequence[str]) -> Dataset:
-    """The images below a folder without any label, for classes that are named; folders and tables mean nothing."""
+    """Read all images below a folder as unlabeled, for the given classes; folder names and tables are ignored."""
     tree = scan_images(root)
     if not tree.images:
         raise DataError(f"{tree.root} holds no images; JPEG, PNG, TIFF, BMP, WebP and DICOM files are looked for")
@@ -89,7 +89,7 @@ def _from_folders(tree: ImageTree) -> Dataset:
     )
     if not clean:
         raise DataError(
-            f"{tree.root} has images and no labels; put them into one folder a class, or add a CSV `image,label`"
+            f"{tree.root} has images but no labels; put them into one folder per class, or add a CSV `image,label`"
         )
     classes = tuple(sorted(set(clean.values())))
     index = {raw: classes.index(name) for raw, name in clean.items()}
@@ -101,7 +101,7 @@ def _from_folders(tree: ImageTree) -> Dataset:
 
 
 def _has_part_folders(tree: ImageTree) -> bool:
-    """Whether the classes lie in folders such as `train` and `test`."""
+    """Whether the class folders are inside of folders such as `train` and `test`."""
     tops = {image.partition("/")[0].lower() if "/" in image else "" for image in tree.images}
     deep = any(image.count("/") > 1 for image in tree.images)
     return deep and tops <= PARTS.keys() and not tops <= UNLABELED
@@ -114,7 +114,7 @@ def _from_table(
     tree: ImageTree, table: Table, image_column: str, label_column: str, group_column: str, split_column: str
 ) -> Dataset:
     image_at = table.require(image_column, "rename the column of file names, or say what it is called")
-    # A column that was asked for by name has to be there; the usual names are optional.
+    # A column given by the user must exist; the default names are optional.
     group_at = table.position(group_column) if group_column == "group" else table.require(group_column)
     split_at = table.position(split_column) if split_column == "split" else table.require(split_column)
     if (label_at := table.position(label_column)) is not None:
@@ -144,7 +144,7 @@ def _from_table(
 
 
 def _read_names(table: Table, position: int) -> tuple[tuple[str, ...], list[Label | None], bool]:
-    """Classes and labels from one column of names; one cell with several of them makes the whole set multi-label."""
+    """Classes and labels from a column of names. One cell with several names makes the whole data set multi-label."""
     cells = [(row, cells[position]) for row, cells in table.rows]
     multi_label = any(JOIN in cell or cell.strip() == NONE_PRESENT for _, cell in cells)
     found = [
@@ -162,7 +162,7 @@ def _read_names(table: Table, position: int) -> tuple[tuple[str, ...], list[Labe
 
 
 def _flag_columns(table: Table, label_column: str, taken: set[int | None]) -> list[int]:
-    """Columns of 0 and 1: those that are named, or else all that are left over."""
+    """The columns of 0 and 1: those given, or else all without another meaning."""
     if "," in label_column:
         return [table.require(name.strip()) for name in label_column.split(",")]
     rest = [position for position, name in enumerate(table.columns) if position not in taken and name]
@@ -176,7 +176,7 @@ def _flag_columns(table: Table, label_column: str, taken: set[int | None]) -> li
 
 
 def _read_flags(table: Table, positions: list[int]) -> tuple[tuple[str, ...], list[Label | None], bool]:
-    """Classes in the order of their columns; a row whose cells are all empty is unlabeled."""
+    """Classes in the order of their columns. A row is unlabeled if all its cells are empty."""
     names = [table.columns[position] for position in positions]
     clean = clean_names((name, f"{table.path}, row 1") for name in names)
     labels: list[Label | None] = []
@@ -195,7 +195,7 @@ def _read_flags(table: Table, positions: list[int]) -> tuple[tuple[str, ...], li
 def _parse_part(cell: str, where: str) -> Part | None:
     name = cell.strip().lower()
     if name and name not in PARTS:
-        raise DataError(f"{where}: {cell!r} is no part; write train, labeled, unlabeled, val or test, or nothing")
+        raise DataError(f"{where}: {cell!r} is not a part; write train, labeled, unlabeled, val or test, or nothing")
     return PARTS.get(name)
 
 
@@ -203,4 +203,4 @@ def _remarks(tree: ImageTree) -> tuple[str, ...]:
     strange = [name for name in tree.others if not name.lower().endswith((".csv", ".txt", ".md", ".json"))]
     if not strange:
         return ()
-    return (f"{len(strange)} files are no images by their names and are left out, {strange[0]} for one",)
+    return (f"{len(strange)} files are not images by their names and are left out, {strange[0]} for one",)

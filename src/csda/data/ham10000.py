@@ -1,8 +1,8 @@
 """`ham10000`: dermoscopy of seven kinds of skin lesions, as Tschandl, Rosendahl and Kittler (2018) distribute it.
 
 `HAM10000_metadata.csv` (`lesion_id,image_id,dx,…`) and the images in `HAM10000_images_part_1` and `_2`. The images of
-one lesion are a group. Without lists the paper's rule holds: 50 test and 10 validation images of each class at random,
-the rest for training.
+one lesion are a group. Without lists the paper's rule is used: 50 test and 10 validation images of each class at
+random, the rest for training.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def recognise(root: Path) -> bool:
 
 
 def load(root: Path, *, lists: Sequence[Path] = (), labels: str | None = None) -> Dataset:
-    """Reads the set; `lists` are those of the Neighbor Matching paper, of which `labels` chooses one budget.
+    """Read the data set. `lists` are those of the Neighbor Matching paper; `labels` chooses one of their budgets.
 
-    A number of labels that has no list of its own leaves all training images to be drawn from.
+    For other numbers of labels, labeled images are drawn from all training images.
     """
     metadata = _metadata(root)
     if metadata is None:
@@ -46,7 +46,7 @@ def load(root: Path, *, lists: Sequence[Path] = (), labels: str | None = None) -
         where = f"{metadata}, row {row}"
         image, diagnosis = cells[image_at].strip(), cells[diagnosis_at].strip().lower()
         if diagnosis not in index:
-            raise DataError(f"{where}: {diagnosis!r} is no diagnosis of HAM10000 ({', '.join(index)})")
+            raise DataError(f"{where}: {diagnosis!r} is not a diagnosis of HAM10000 ({', '.join(index)})")
         path = tree.root / tree.find(image, where)
         record = Record(image, path, index[diagnosis], cells[lesion_at].strip() or None)
         enter(rows, image, record, metadata, row)
@@ -60,7 +60,7 @@ def _metadata(root: Path) -> Path | None:
 
 
 def _scan(root: Path) -> ImageTree:
-    """The images in the two parts alone where they are: a common archive holds every image a second time."""
+    """Only the images in the two parts, if they exist, because a common archive has every image twice."""
     trees = [scan_images(folder) for folder in sorted(root.glob("HAM10000_images_part_*")) if folder.is_dir()]
     if not trees:
         return scan_images(root)
@@ -71,7 +71,7 @@ def _scan(root: Path) -> ImageTree:
 
 
 def _with_lists(dataset: Dataset, lists: Sequence[Path], labels: str | None) -> Dataset:
-    """Gives every listed image its part: `Train350.txt`, `Train_unl350.txt`, …, `Val.txt` and `Test.txt`."""
+    """Assign parts by `Train350.txt`, `Train_unl350.txt`, …, `Val.txt` and `Test.txt`."""
     pattern = r"train(?P<unl>_unl)?(?P<number>\d+)|(?P<held>val|test)"
     held_out, labeled, unlabeled, chosen = sort_lists(lists, pattern, "Train350, Train_unl350, Val or Test", labels)
     parts: dict[str, tuple[Part, str]] = {}
@@ -95,7 +95,7 @@ def _assign(parts: dict[str, tuple[Part, str]], known: Mapping[str, Record], par
         where = f"{path}, row {row}"
         image = name.rpartition(".")[0] or name
         if image not in known:
-            raise DataError(f"{where}: {name} is no image of the set")
+            raise DataError(f"{where}: {name} is not an image of the data set")
         if flags != [known[image].label]:
             raise DataError(f"{where}: {name} has another label in the metadata")
         other, other_where = parts.setdefault(image, (part, where))

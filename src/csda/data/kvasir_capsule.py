@@ -1,7 +1,7 @@
 """`kvasir_capsule`: frames of capsule endoscopy, as Smedsrud et al. (2021) distribute them.
 
 One folder per class with files `<video>_<frame>.jpg`, all in `labelled_images`. The frames of one video are a group.
-Without lists 20 % are for the test and 10 % for validation at random, as in the paper.
+Without lists, 20 % for test and 10 % for validation are drawn at random, as in the paper.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PUBLISHED = {
 CLASSES = tuple(name for name in PUBLISHED if name != "images")
 
 PARTS: tuple[Part, Part] = ("train", "test")
-"""What the first and the second list are for."""
+"""The parts of the first and the second list."""
 
 
 def recognise(root: Path) -> bool:
@@ -37,9 +37,9 @@ def recognise(root: Path) -> bool:
 
 
 def load(root: Path, *, lists: Sequence[Path] = ()) -> Dataset:
-    """Reads the set; of two official lists the first is trained on and the second is the test.
+    """Read the data set. Of two official lists the first is for training and the second for test.
 
-    The lists leave out three classes of which there are too few frames, and so does the set read with them.
+    The lists leave out three classes with too few frames, so these are left out here, too.
     """
     tree = scan_images(_images(root))
     folders = {image: image.partition("/")[0] for image in tree.images if "/" in image}
@@ -70,9 +70,12 @@ def _video(image: str) -> str | None:
 
 
 def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
-    """Parts by the official lists; these have class names of their own, each of which must stand for one folder."""
+    """Assign parts by the official lists.
+
+    Their class names differ from the folder names; each must map to one folder.
+    """
     if len(lists) != len(PARTS):
-        raise DataError(f"{lists[0].parent}: expected two lists, to train on and for the test, not {len(lists)}")
+        raise DataError(f"{lists[0].parent}: expected two lists, for training and test, not {len(lists)}")
     by_frame: dict[str, list[Record]] = defaultdict(list)
     for record in dataset.records:
         by_frame[_frame(record.id)].append(record)

@@ -1,4 +1,4 @@
-"""The parts of a split: their images on the device, or streamed to it, and the views that a step asks for."""
+"""The parts of a split, with images on the device or streamed to it, and their augmented views."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ View = Literal["weak", "strong", "plain"]
 Positions = npt.NDArray[np.int64]
 
 LOADED_ROWS = 256
-"""Images at a time that are read and moved to the device."""
+"""Number of images that are moved to the device at a time."""
 
 
 class ImagePool:
     """The images of one part: uint8 pixels [N, H, W, C] on the device and no label.
 
-    `pool(indices, view)` augments afresh. Instead of pixels there may be features [N, W], with `FeatureViews`.
+    `pool(indices, view)` augments again in each call. Instead of pixels there may be features [N, W], with
+    `FeatureViews`.
     """
 
     streamed = False
@@ -45,14 +46,14 @@ class ImagePool:
         return self.batch(indices).view(view)
 
     def batch(self, indices: Tensor, pixels: Tensor | None = None) -> Batch:
-        """The images at these positions, whose `pixels` [B, H, W, C] may be available already."""
+        """The images at these indices; their `pixels` [B, H, W, C] can be given if already fetched."""
         return Batch(indices, self.select(indices, pixels), self.augmentation, self.generator)
 
     def select(self, indices: Tensor, pixels: Tensor | None) -> Selection:
         return Selection(self.pixels, indices) if pixels is None else Selection(pixels)
 
     def prefetch(self, batches: Tensor) -> Iterator[Tensor] | None:
-        """The pixels of coming batches, given as rows of indices; None where they are on the device already."""
+        """Yield the pixels of batches, given as rows of indices; None if they are on the device."""
         return None
 
     def batches(self, batch_size: int, *, shuffled: bool) -> Iterator[Batch]:
@@ -61,7 +62,7 @@ class ImagePool:
             yield self.batch(indices, pixels)
 
     def fetch(self, batch_size: int, *, shuffled: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """What `batch` takes, for one pass over the part."""
+        """The arguments of `batch` for one pass over the part."""
         for indices in self.order(batch_size, shuffled=shuffled):
             yield indices, None
 
@@ -81,7 +82,7 @@ class ImagePool:
 
 
 class LabeledSet(ImagePool):
-    """The labeled images: a pool that also knows its targets, int64 [N], or float 0/1 [N, K] in a multi-label set."""
+    """The labeled images: a pool with targets, int64 [N], or float 0/1 [N, K] in a multi-label set."""
 
     def __init__(self, pixels: Tensor, targets: Tensor, augmentation: Augmentation, generator: torch.Generator) -> None:
         super().__init__(pixels, augmentation, generator)
@@ -93,7 +94,7 @@ class LabeledSet(ImagePool):
 
 
 class Batch:
-    """Some images of a part. Each view is drawn when it is asked for, and again each time."""
+    """Some images of a part. Each call of a view draws a new augmentation."""
 
     def __init__(
         self, indices: Tensor, images: Selection, augmentation: Augmentation, generator: torch.Generator
@@ -108,7 +109,7 @@ class Batch:
 
     @property
     def pixels(self) -> Tensor:
-        """The images themselves, uint8 [B, H, W, C], brought together when they are asked for."""
+        """The images, uint8 [B, H, W, C], gathered when this is called."""
         return self.images.pixels()
 
     def view(self, view: View) -> Tensor:
@@ -125,13 +126,13 @@ class Batch:
         return self.view("strong")
 
     def where(self, real: Tensor, others: Batch) -> Batch:
-        """This batch where `real`, a 0-dim bool on the device, is true; otherwise it shows the others in turn."""
+        """This batch if `real`, a 0-dim bool on the device, is true, else one of the other images in turn."""
         images = self.images._replace(stand_in=StandIn(others.images.source, others.images.rows, real))
         return Batch(self.indices, images, self._augmentation, self._generator)
 
 
 class LabeledBatch(Batch):
-    """A batch of the labeled part, with its targets."""
+    """A batch of the labeled part with its targets."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class LabeledBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The four parts of a split, in the split's order."""
+    """The four parts of a split, in its order."""
 
     labeled: LabeledSet
     unlabeled: ImagePool
@@ -155,18 +156,18 @@ class Parts:
     test: ImagePool
 
     def seed(self, seed: int) -> None:
-        """All draws from here on, augmentation and dropout, come from this seed."""
+        """Seed the generator of augmentation and dropout."""
         self.labeled.generator.manual_seed(seed)
 
     @property
     def streamed(self) -> tuple[str, ...]:
-        """The parts that stay on the host."""
+        """The names of the parts that stay on the host."""
         pools = {"unlabeled": self.unlabeled, "val": self.val, "test": self.test}
         return tuple(name for name, pool in pools.items() if pool.streamed)
 
 
 class OpenPool(Protocol):
-    """Makes a pool of the rows of an array that stays on the host."""
+    """Makes a pool from rows of an array on the host."""
 
     def __call__(
         self,
@@ -189,8 +190,8 @@ def open_parts(
 ) -> Parts:
     """Divide the pixels [N, H, W, C] of the set's records, or features [N, W], into parts, on the generator's device.
 
-    They move to the device, part by part, while they fill no more than a share of its free memory. What does not fit
-    is streamed by `open_streamed`. The labeled part always moves.
+    Parts are moved to the device as long as they fit into a share of its free memory. Others are streamed by
+    `open_streamed`. The labeled part is always moved.
     """
     for name, records in (("labeled", split.labeled), ("test", split.test)):
         if not records:
@@ -229,7 +230,7 @@ def open_parts(
 
 
 def _load(pixels: Values, rows: Positions, device: torch.device) -> Tensor:
-    """Rows of an array that may be mapped from a file, on the device, without a copy of all of them on the host."""
+    """Copy rows of an array, which may be mapped from a file, to the device, without a full copy on the host."""
     dtype = torch.float32 if pixels.dtype == np.float32 else torch.uint8
     images = torch.empty((len(rows), *pixels.shape[1:]), dtype=dtype, device=device)
     for start in range(0, len(rows), LOADED_ROWS):
@@ -239,9 +240,9 @@ def _load(pixels: Values, rows: Positions, device: torch.device) -> Tensor:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken on the device; on the CPU, what the system can spare without swapping."""
+    """Free memory of the device in bytes; on the CPU, the memory that is available without swapping."""
     if device.type == "cuda":
-        # torch keeps what it once took, and gives it out again.
+        # Memory that torch has reserved can be used again.
         spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + spare
     try:

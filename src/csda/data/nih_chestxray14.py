@@ -1,6 +1,6 @@
 """`nih_chestxray14`: frontal chest X-rays with fourteen findings, as the NIH Clinical Center distributes them.
 
-`Data_Entry_2017*.csv` and the images in any folders below; the archives that somebody did not fetch are left out. The
+`Data_Entry_2017*.csv` and the images in any folders below; images of missing archives are left out. The
 images of one patient are a group, and `No Finding` is the empty set of labels.
 """
 
@@ -35,7 +35,7 @@ def recognise(root: Path) -> bool:
 
 
 def load(root: Path, *, lists: Sequence[Path] = ()) -> Dataset:
-    """Reads the set; `lists` are the official `train_val_list.txt` and `test_list.txt`."""
+    """Read the data set. `lists` are the official `train_val_list.txt` and `test_list.txt`."""
     entries = _entries(root)
     if entries is None:
         raise DataError(f"{root} has no Data_Entry_2017 CSV; name the folder that holds it")
@@ -51,7 +51,9 @@ def load(root: Path, *, lists: Sequence[Path] = ()) -> Dataset:
         image, findings = cells[image_at].strip(), cells[findings_at].strip()
         present = [] if findings == NO_FINDING else findings.split(JOIN)
         if not index.keys() >= set(present):
-            raise DataError(f"{where}: {findings!r} are no findings of ChestX-ray14; the CSV is another one or damaged")
+            raise DataError(
+                f"{where}: {findings!r} are not findings of ChestX-ray14; the CSV is another one or damaged"
+            )
         if image not in names:
             missing += 1
             continue

@@ -1,4 +1,4 @@
-"""What a training takes from a data set: records, pixels, split and digest."""
+"""The data of a training: records, pixels, split and digest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from csda.progress import Reporter
 class PreparedData:
     """A data set, its pixels [N, H, W, C] in the order of its records, a split of it, and its `content_digest`.
 
-    `keys` are what the rows of the pixels are known by.
+    `keys` are the cache keys of the rows of pixels.
     """
 
     dataset: Dataset
@@ -59,15 +59,13 @@ def prepare_data(
     samples: Samples | None = None,
     require_same: Callable[[str, str], None] = lambda value, what: None,
 ) -> PreparedData:
-    """Read, split and decode. A run that continues keeps the split that it has `begun` with, and needs the same data.
-
-    The data is what the configuration names, or `samples` that were given from Python.
-
-    For the `upper_bound` the unlabeled images whose labels are known become labeled ones. `require_same(value, what)`
-    refuses what differs between processes that train together.
+    """Read, split and decode a data set. A resumed run keeps its split, `begun`, and needs the same data. The data is
+    that of the configuration, or `samples` given from Python. For the `upper_bound`, unlabeled images with known labels
+    become labeled. `require_same(value, what)` raises an error if a value differs between processes that train
+    together.
     """
     dataset = load_configured(config) if samples is None else samples.as_dataset(config.aspect)
-    # The split is drawn over all records, so that a file which cannot be read changes nothing for the others.
+    # The split is drawn over all records, so that an unreadable file does not change the part of others.
     if begun is not None:
         split = restore_split(begun, relabel(dataset, begun.split, begun.path) if config.labels_from else dataset)
     else:
@@ -80,8 +78,8 @@ def prepare_data(
     require_same(repr(list(list_split(split, dataset.classes))), f"{config.data}: the parts of the split")
     if begun is not None and digest != (begun.digest or digest):
         raise DataError(
-            f"{config.data}: images, labels or groups are not those that the run began with; restore them, or begin "
-            f"anew with another --out"
+            f"{config.data}: images, labels or groups are not those that the run began with; restore them, "
+            f"or start a new run with another --out"
         )
     store = open_pixels(
         dataset,
@@ -101,14 +99,14 @@ def prepare_data(
         reporter.note(remark)
     if 0 < len(split.val) < FEW_VALIDATION and config.choose == "best":
         reporter.note(
-            f"only {len(split.val)} validation images will choose the epoch, which is next to chance: label more, or "
+            f"only {len(split.val)} validation images choose the epoch, which is almost random: label more, or "
             "give choose=last"
         )
     return PreparedData(dataset, store.array, split, remarks, digest, store.keys)
 
 
 def load_configured(config: RunConfig) -> Dataset:
-    """What is known of the images that a configuration names, without the labels that a review added."""
+    """The records of a configuration's data set, without labels added in a review."""
     if config.source == SOURCE:
         raise DataError("this run was trained on arrays given from Python; give them again: csda.train(X, y, …)")
     if config.labels_from is not None and not has_split(review := Path(config.labels_from)):
@@ -130,7 +128,7 @@ def load_configured(config: RunConfig) -> Dataset:
 
 
 def split_configured(dataset: Dataset, config: RunConfig) -> Split:
-    """The set divided as a configuration says, or as the run that it takes labels from was."""
+    """Split the data set by the configuration, or like the run that labels are taken from."""
     if config.labels_from is not None:
         if has_split(review := Path(config.labels_from)):
             return decided_split(dataset, review)
@@ -142,8 +140,10 @@ def split_configured(dataset: Dataset, config: RunConfig) -> Split:
 
 
 def _require_all(begun: Begun, unreadable: Sequence[tuple[Record, str]]) -> None:
-    """A run continues with the images that it began with, or not at all."""
+    """Refuse to continue a run if images that it began with cannot be read."""
     members = {row.id for row in begun.split}
     for record, reason in unreadable:
         if record.id in members:
-            raise DataError(f"{record.path}: {reason}, and the run began with this image; restore it, or begin anew")
+            raise DataError(
+                f"{record.path}: {reason}, but the run began with this image; restore it, or start a new run"
+            )

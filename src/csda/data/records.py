@@ -1,4 +1,4 @@
-"""What is known about each image before its pixels are read."""
+"""Records of images, without their pixels."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 Label = int | tuple[int, ...]
-"""A class index; in a multi-label set the sorted indices of the labels present, `()` where none is."""
+"""A class index; in a multi-label set the sorted indices of the labels present, `()` if there is none."""
 
 Part = Literal["train", "labeled", "unlabeled", "val", "test"]
-"""Where a source's own list puts an image; `train` is still to be divided into labeled and unlabeled."""
+"""The part of an image in a source's own lists; `train` is still to be divided into labeled and unlabeled."""
 
 Pixels = npt.NDArray[np.uint8]
-"""Images [N, H, W, C], C being 1 or 3."""
+"""Images [N, H, W, C] with 1 or 3 channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One image as its source describes it.
+    """An image, as described by its source.
 
-    `id` is unique within the set, `path` is None for drawn images, and a `label` of None means that it is unknown.
-    Images of one `group` (patient, lesion, video) are not independent of each other.
+    `id` is unique within the data set, `path` is None for drawn images, and `label` is None if unknown. Images of one
+    `group` (patient, lesion, video) are not independent.
     """
 
     id: str
@@ -37,11 +37,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What a source found: records in a fixed order, and remarks that a user should read.
+    """A data set: records in a fixed order, and remarks for the user.
 
-    `draw(positions, size)` makes the pixels of sets that are drawn rather than read, and `drawn_with` says what shapes
-    them beside id and label. `held_out` is the size of the test and the validation part where the source gives none.
-    `listed` says that published lists name the labeled images, so that no budget is drawn from them again.
+    `draw(positions, size)` makes the pixels of drawn images, and `drawn_with` are its parameters besides id and label.
+    `held_out` is the size of the test and the validation part, unless the source has them. `listed` means that
+    published lists name the labeled images, so no budget is drawn from them.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Dataset:
     drawn_with: str = ""
 
     def in_parts(self, parts: Mapping[str, Part]) -> Dataset:
-        """The set with the part of each image by id, without those that have none."""
+        """Set the part of each image by id, and leave out images without one."""
         records = tuple(replace(record, part=parts[record.id]) for record in self.records if record.id in parts)
         left_out = len(self.records) - len(records)
         remarks = (f"{left_out} images are in no list and are left out",) if left_out else ()
@@ -67,8 +67,8 @@ class Dataset:
 class Split:
     """The four parts of an experiment. Records in `unlabeled` carry no label.
 
-    `truth` holds the labels of unlabeled images where they are known, by id. It goes to the run folder
-    and is read by the evaluation alone. `by_image` says that the images of a group were not kept together.
+    `truth` holds the labels of unlabeled images where they are known, by id. It is written to the run folder and read
+    only by the evaluation. `by_image` means that images of a group were not kept together.
     """
 
     labeled: tuple[Record, ...]
@@ -85,7 +85,7 @@ class Split:
 
 
 def encode_labels(labels: Sequence[Label | None], num_classes: int, multi_label: bool) -> npt.NDArray[np.int64]:
-    """Labels as class indices [N], or as 0/1 [N, K] in a multi-label set; −1 where it is unknown."""
+    """Labels as class indices [N], or as 0/1 [N, K] in a multi-label set; −1 if unknown."""
     if not multi_label:
         return np.array([-1 if label is None else label for label in labels], dtype=np.int64)
     encoded = np.zeros((len(labels), num_classes), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Open files of a data set: regular files only, since a pipe or a device may never end."""
+"""Open regular files only, because a pipe or a device may block forever."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 class NotRegularError(OSError):
-    """A folder, pipe, socket or device where a file is needed."""
+    """A folder, pipe, socket or device instead of a file."""
 
 
 def open_regular(path: Path) -> FileIO:
-    """The file for reading; an OSError for all that is not a regular file, without waiting for a writer."""
+    """Open a file for reading. Anything but a regular file raises an OSError, without waiting."""
     file = FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

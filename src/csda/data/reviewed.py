@@ -1,4 +1,4 @@
-"""Labels that people gave on the review page, put to use: a split with them, and a table of all that is known."""
+"""Use the labels from the review page: a split with them, and a table of all labels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from csda.data.splits import SplitRow, label_text, parse_label, read_rows, read_
 from csda.errors import DataError, RunError
 
 REVIEW_FILE = "review.json"
-"""In the folder of a review before any training: which images are labeled, and their classes."""
+"""File in the folder of a review before any training, with the data and its classes."""
 
 
 def read_review(folder: Path) -> dict[str, Any]:
-    """Data, classes (None where the data has them) and source of a review before any training."""
+    """Data, classes (None if the data has them) and source of a review before any training."""
     path = folder / REVIEW_FILE
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
@@ -29,17 +29,17 @@ def read_review(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise RunError(f"{path}: missing or damaged; restore it, or begin another review")
+        raise RunError(f"{path}: missing or damaged; restore it, or start a new review")
     return {"data": known["data"], "classes": classes, "source": known["source"]}
 
 
 def has_split(folder: Path) -> bool:
-    """Whether this is the folder of a run, rather than of a review before any training."""
+    """Whether this is a run folder, rather than a review before any training."""
     return (folder / "split.csv").is_file()
 
 
 def relabel(dataset: Dataset, rows: Sequence[SplitRow], where: Path) -> Dataset:
-    """The set with the labels of a split, which people may have changed since."""
+    """The data set with the labels of a split, which people may have changed."""
     index = {name: position for position, name in enumerate(dataset.classes)}
     texts = {row.id: row.label for row in rows if row.label}
     records = tuple(
@@ -52,7 +52,7 @@ def relabel(dataset: Dataset, rows: Sequence[SplitRow], where: Path) -> Dataset:
 
 
 def decided_dataset(dataset: Dataset, folder: Path) -> Dataset:
-    """The set with the labels that were decided on, without the images that were flagged as unusable."""
+    """The data set with the labels from the review, without images flagged as unusable."""
     decisions = _known(read_decisions(folder).all_current(), dataset, folder)
     records, counts = [], Counter[str]()
     for record in dataset.records:
@@ -63,9 +63,9 @@ def decided_dataset(dataset: Dataset, folder: Path) -> Dataset:
 
 
 def decided_split(dataset: Dataset, folder: Path) -> Split:
-    """The split of a run with the decisions on it: images that got a label are labeled ones, flagged ones are gone.
+    """The split of a run with the decisions: images with a new label become labeled, flagged ones are left out.
 
-    Validation and test images stay as they are; a decision on one is refused, since none is ever asked for.
+    Validation and test images stay. A decision on one of them is an error, because the page never shows them.
     """
     path = folder / "split.csv"
     rows = [row for _, row in read_rows(path)]
@@ -92,9 +92,9 @@ def decided_split(dataset: Dataset, folder: Path) -> Split:
 
 
 def list_decided(dataset: Dataset, folder: Path) -> Iterator[tuple[str, ...]]:
-    """Each image with what is known of it: image, label, split, group, who, when.
+    """A row for each image: image, label, split, group, who, when.
 
-    The split is empty where none was made. Flagged images are left out.
+    The split is empty before a training. Flagged images are left out.
     """
     decisions = read_decisions(folder).all_current()
     if has_split(folder):
@@ -121,7 +121,7 @@ def _known(decisions: Mapping[str, Decision], dataset: Dataset, folder: Path) ->
 def _decide(
     record: Record, decision: Decision | None, dataset: Dataset, folder: Path, counts: Counter[str]
 ) -> Record | None:
-    """The record as decided; None where it is not to be used."""
+    """The record with its decision; None if it is flagged."""
     if decision is None or decision.action == "skip":
         return record
     if decision.action == "flag":
@@ -146,7 +146,7 @@ def _remarks(counts: Counter[str], folder: Path) -> list[str]:
     )
     said = [
         *([f"{counts['labeled']} more images have a label ({by_class})"] if counts["labeled"] else []),
-        *([f"{counts['changed']} given labels are changed"] if counts["changed"] else []),
+        *([f"{counts['changed']} labels are changed"] if counts["changed"] else []),
         *([f"{counts['flagged']} images are left out as unusable"] if counts["flagged"] else []),
     ]
     return [f"labels from the review of {folder}: {', '.join(said) or 'nothing is changed'}"]

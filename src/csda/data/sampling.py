@@ -1,4 +1,4 @@
-"""Which images each step sees: the order of a whole epoch, drawn at its start."""
+"""The order of the images of an epoch, drawn at its start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def shuffled_passes(count: int, batch_size: int, steps: int, generator: torch.Generator) -> Tensor:
-    """Indices [steps, batch_size] of shuffled passes over `count` images, one pass straight after the other."""
+    """Indices [steps, batch_size] of consecutive shuffled passes over `count` images."""
     if count == 0:
         return torch.zeros(steps, 0, dtype=torch.int64)
     needed = steps * batch_size
@@ -16,9 +16,9 @@ def shuffled_passes(count: int, batch_size: int, steps: int, generator: torch.Ge
 
 
 def balancing_weights(labels: Tensor) -> Tensor:
-    """Weights [N] with which every class is drawn equally often, and within it every image.
+    """Weights [N] to draw every class equally often, and every image within a class.
 
-    Labels are classes, int64 [N], or 0/1 [N, K], for which each label is a class, and to have none of them is another.
+    Labels are classes, int64 [N], or 0/1 [N, K], where each label is a class and images without any are another.
     """
     if labels.ndim == 1:
         members = torch.nn.functional.one_hot(labels).double()
@@ -28,9 +28,9 @@ def balancing_weights(labels: Tensor) -> Tensor:
 
 
 def bilateral_draws(order: Tensor, labels: Tensor, progress: Tensor, generator: torch.Generator) -> Tensor:
-    """BiS: the indices [steps, B] of a random sampler, replaced more and more by class-balanced draws.
+    """BiS: indices [steps, B] of a random sampler, increasingly replaced by class-balanced draws.
 
-    A share α = 1 − (t/T)² of each batch stays random, t/T being its `progress` [steps].
+    A share α = 1 − (t/T)² of each batch stays random, where t/T is its `progress` [steps].
     """
     steps, batch_size = order.shape
     drawn = torch.multinomial(balancing_weights(labels), order.numel(), replacement=True, generator=generator)

@@ -1,4 +1,4 @@
-"""Which images are labeled, unlabeled, for validation and for the test: drawn by seed, written, read back."""
+"""Divide images into labeled, unlabeled, validation and test: draw a split by seed, write and read it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from csda.errors import ConfigError, DataError
 
 PARTS: tuple[Part, ...] = ("labeled", "unlabeled", "val", "test")
 FEW_VALIDATION = 30
-"""Validation images below which the choice of the epoch is left to chance."""
+"""With fewer validation images, a remark says that they are too few to choose the epoch."""
 
 TITLES = {"labeled": "labeled", "unlabeled": "unlabeled", "val": "validation", "test": "test"}
 
 _NOTHING = -1
-"""Stratum of the multi-label images in which no label is present."""
+"""Stratum of multi-label images without any label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A number of images: in total, as a share of those there are, of each class, or those of a share of the groups.
+    """A number of images: in total, as a share, per class, or of a share of the groups.
 
     >>> Budget.parse("10%"), Budget.parse("10% of groups")
     (Budget(amount=0.1, unit='share'), Budget(amount=0.1, unit='share of groups'))
@@ -46,7 +46,7 @@ class Budget:
             return cls(float(number) / 100, "share" if suffix == "%" else "share of groups")
         if suffix in ("/class", None) and number.isdigit() and int(number) > 0:
             return cls(int(number), "per class" if suffix else "images")
-        raise ConfigError(f"`{text}` is no number of images; write 300, 10% (up to 100%), 20/class or 10% of groups")
+        raise ConfigError(f"`{text}` is not a number of images; write 300, 10% (up to 100%), 20/class or 10% of groups")
 
     def __str__(self) -> str:
         if self.unit.startswith("share"):
@@ -60,7 +60,7 @@ class _Unit:
 
     members: list[int]
     counts: Mapping[int, int]
-    """How many of them belong to each stratum."""
+    """Number of its images in each stratum."""
 
 
 class SplitRow(NamedTuple):
@@ -74,9 +74,9 @@ class SplitRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a run that continues has begun with: its split, and the truth about unlabeled images where it is known.
+    """What a resumed run began with: its split, and the known labels of unlabeled images.
 
-    `path` is that of its split.csv, and `digest` the `content_digest` of its data, which older runs do not know.
+    `path` is that of its split.csv, and `digest` the `content_digest` of its data, None in older runs.
     """
 
     path: Path
@@ -94,17 +94,17 @@ def make_split(
     test: str | int | None = None,
     val: str | int | None = None,
 ) -> Split:
-    """Divides a data set into labeled, unlabeled, validation and test images.
+    """Divide a data set into labeled, unlabeled, validation and test images.
 
-    Parts that the source gives are kept; `test` and `val`, where it gives none, are drawn from the training images
-    (or from its labeled ones, where it has no others), stratified by class and with at least one image of each. A
-    budget of `labels` then draws those that stay labeled; without one all of them do. Shares are of all labeled
-    images for `test` and `val`, and of the labeled training images, or their groups, for `labels`.
+    Parts given by the source are kept. Otherwise `test` and `val` are drawn from the training images (or from labeled
+    ones, if there are no others), stratified by class and with at least one image of each. `labels` then draws the
+    images that stay labeled; without it all do. Shares are of all labeled images for `test` and `val`, and of the
+    labeled training images, or their groups, for `labels`.
 
-    With `by="group"` no group is in two of training, validation and test, and those that stay labeled are whole groups
-    as far as the budget allows. That is what happens without `by`, too, where groups are known and no part that the
-    source gives cuts through one. With a `val` of 0 nothing is held out for validation. The same seed gives the same
-    split; test and validation do not depend on `labels`.
+    With `by="group"` no group is in two of training, validation and test, and labeled images are whole groups as far as
+    the budget allows. This is also the default if groups are known and the source's own parts keep them together. With
+    `val` 0 there is no validation part. The same seed gives the same split; test and validation do not depend on
+    `labels`.
     """
     if by is None and _keeps_groups(dataset.records):
         try:
@@ -155,10 +155,10 @@ def make_split(
 
 
 def move_to_labeled(split: Split, truth: Mapping[str, Label]) -> Split:
-    """The split of the upper bound: unlabeled images whose label is known become labeled ones."""
+    """The split of the upper bound: unlabeled images with a known label become labeled."""
     known = tuple(replace(record, label=truth[record.id]) for record in split.unlabeled if record.id in truth)
     if split.unlabeled and not known:
-        raise DataError("the upper bound needs the labels of the unlabeled images, and none of them is known")
+        raise DataError("the upper bound needs labels of the unlabeled images, but none is known")
     return replace(
         split,
         labeled=split.labeled + known,
@@ -171,7 +171,7 @@ def move_to_labeled(split: Split, truth: Mapping[str, Label]) -> Split:
 
 
 def label_text(label: Label | None, classes: Sequence[str]) -> str:
-    """The label as a CSV cell: empty for None, several joined by `|`, `(none)` for a known empty set."""
+    """A label as a CSV cell: empty for None, several joined by `|`, `(none)` for a known empty set."""
     if label is None:
         return ""
     if isinstance(label, int):
@@ -180,7 +180,7 @@ def label_text(label: Label | None, classes: Sequence[str]) -> str:
 
 
 def parse_label(text: str, index: Mapping[str, int], multi_label: bool, where: str) -> Label | None:
-    """Reads `label_text` back; `index` maps class names to their positions, `where` is the file and row."""
+    """Read a cell of `label_text`. `index` maps class names to indices, `where` is the file and row."""
     text = text.strip()
     if not text:
         return None
@@ -199,7 +199,7 @@ def list_split(split: Split, classes: Sequence[str]) -> Iterator[SplitRow]:
 
 
 def read_rows(path: Path) -> list[tuple[int, SplitRow]]:
-    """The lines of a split CSV with their numbers; one that a person wrote may lack the columns label and group."""
+    """The rows of a split CSV with their numbers. The columns label and group are optional."""
     table = read_table(path)
     id_at, *others = table.require("id"), table.require("split"), table.position("label"), table.position("group")
     return [
@@ -209,12 +209,12 @@ def read_rows(path: Path) -> list[tuple[int, SplitRow]]:
 
 
 def read_split(path: Path, dataset: Dataset) -> Split:
-    """Gives a split back, as `list_split` or a person wrote it; images that it does not name are left out."""
+    """Read a split CSV; images that are not in it are left out."""
     return _place(path, read_rows(path), dataset)
 
 
 def restore_split(begun: Begun, dataset: Dataset) -> Split:
-    """The split that a run has begun with, and the truth as it was known then."""
+    """The split that a run began with, and the labels of unlabeled images known then."""
     split = _place(begun.path, enumerate(begun.split, start=2), dataset)
     index = {name: position for position, name in enumerate(dataset.classes)}
     labels = {
@@ -225,7 +225,7 @@ def restore_split(begun: Begun, dataset: Dataset) -> Split:
 
 
 def _place(path: Path, rows: Iterable[tuple[int, SplitRow]], dataset: Dataset) -> Split:
-    """Every record in the part that its row names."""
+    """Put every record into the part of its row."""
     by_id = {record.id: position for position, record in enumerate(dataset.records)}
     index = {name: position for position, name in enumerate(dataset.classes)}
     records = list(dataset.records)
@@ -236,7 +236,7 @@ def _place(path: Path, rows: Iterable[tuple[int, SplitRow]], dataset: Dataset) -
         if image not in by_id:
             raise DataError(f"{where}: {image!r} is no image of {dataset.root or dataset.name}")
         if part not in PARTS:
-            raise DataError(f"{where}: {part!r} is no part; write one of {', '.join(PARTS)}")
+            raise DataError(f"{where}: {part!r} is not a part; write one of {', '.join(PARTS)}")
         position = by_id[image]
         record = records[position]
         label = parse_label(text, index, dataset.multi_label, where)
@@ -263,7 +263,7 @@ def _place(path: Path, rows: Iterable[tuple[int, SplitRow]], dataset: Dataset) -
 
 
 def read_truth(path: Path) -> dict[str, str]:
-    """The label of each unlabeled image that somebody knows, as text, by id."""
+    """The known label of each unlabeled image, as text, by id."""
     table = read_table(path)
     id_column, label_column = table.require("id"), table.require("label")
     truth: dict[str, tuple[int, str]] = {}
@@ -279,7 +279,7 @@ def read_truth(path: Path) -> dict[str, str]:
 
 
 def _own_parts(dataset: Dataset, remarks: list[str]) -> dict[str, list[int]]:
-    """Positions by the part that the source gives; where it gives some, an image without one is for training."""
+    """Indices by the part that the source gives. If it gives any, images without one are for training."""
     positions: dict[str, list[int]] = {part: [] for part in ("train", *PARTS)}
     unlabeled_held_out = 0
     for position, record in enumerate(dataset.records):
@@ -323,7 +323,7 @@ def _units(records: Sequence[Record], positions: Iterable[int], by: Literal["ima
         return [_Unit([position], dict.fromkeys(_strata(records[position]), 1)) for position in positions]
     groups: dict[object, list[int]] = defaultdict(list)
     for position in positions:
-        # An image without a group stands for itself; its position cannot be mistaken for a group's name.
+        # An image without a group is its own unit, named by its index, which cannot equal a group's name.
         groups[records[position].group or position].append(position)
     return [
         _Unit(members, Counter(stratum for position in members for stratum in _strata(records[position])))
@@ -348,16 +348,16 @@ def _count_strata(units: Iterable[_Unit]) -> dict[int, int]:
 def _held_out_targets(
     dataset: Dataset, units: list[_Unit], budget: Budget, whole: int, keep: int
 ) -> tuple[dict[int, int], int | None]:
-    """How many images of each stratum a validation or test part takes, and how many in all.
+    """The number of images of each stratum for a validation or test part, and the total.
 
-    A share is one of the `whole`. `keep` further parts need something of each stratum, too.
+    A share refers to the `whole`. `keep` is the number of later parts that also need each stratum.
     """
     available = _count_strata(units)
     limits = {stratum: count - _kept(count, keep) for stratum, count in available.items()}
     if budget.unit == "per class":
         return _per_class_targets(dataset, limits, budget)
     if budget.unit == "share of groups":
-        raise ConfigError(f"'{budget}' can be labeled, not held out; give a number or a share of the images")
+        raise ConfigError(f"'{budget}' is only for labels; give a number or a share of the images")
     wanted = round(budget.amount * whole) if budget.unit == "share" else int(budget.amount)
     wanted = max(wanted, sum(limit > 0 for limit in limits.values()))
     images = sum(len(unit.members) for unit in units)
@@ -383,18 +383,18 @@ def _labeled_targets(dataset: Dataset, candidates: list[int], budget: Budget) ->
 
 
 def _kept(count: int, keep: int) -> int:
-    """What stays back of `count` for `keep` parts that come later: something for the labeled one before all."""
+    """The number of `count` images to keep for `keep` later parts, first of all one for the labeled part."""
     return min(keep, max(1, count - 1))
 
 
 def _per_class_targets(
     dataset: Dataset, limits: Mapping[int, int], budget: Budget
 ) -> tuple[dict[int, int], int | None]:
-    """Exactly so many of each class; in a multi-label set at least so many positives of each label."""
+    """Exactly `wanted` images of each class; in a multi-label set at least so many positives of each label."""
     scarcest = min(limits.keys() - {_NOTHING}, key=lambda stratum: limits[stratum], default=None)
     if scarcest is not None and limits[scarcest] < budget.amount:
         raise DataError(
-            f"{budget} images asked for, and class {dataset.classes[scarcest]} has {limits[scarcest]} to give; "
+            f"{budget} images asked for, but class {dataset.classes[scarcest]} has {limits[scarcest]} to give; "
             f"ask for fewer"
         )
     targets = {stratum: min(int(budget.amount), limit) for stratum, limit in limits.items()}
@@ -423,11 +423,11 @@ def _proportional_targets(
 def _draw(
     units: list[_Unit], targets: Mapping[int, int], total: int | None, *, keep: int, rng: np.random.Generator
 ) -> list[int]:
-    """Draws units until every stratum has its target: iterative stratification, the rarest stratum first.
+    """Draw units until every stratum has its target: iterative stratification, the rarest stratum first.
 
-    `keep` is the number of parts that are still to get something of every stratum after this one. Every stratum gets
-    one unit before any gets more; where none fits it is the smallest, so whole groups may exceed `total`. Where the
-    targets are met with less than `total`, the rest is drawn at random.
+    `keep` is the number of later parts that also need every stratum. Every stratum gets one unit before any gets more.
+    If no unit fits, the smallest is taken, so whole groups may exceed `total`. If the targets are met with less than
+    `total`, the rest is drawn at random.
     """
     carriers = _carriers(units, rng.permutation(len(units)).tolist())
     spare = {stratum: len(numbers) - _kept(len(numbers), keep) for stratum, numbers in carriers.items()}
@@ -474,7 +474,7 @@ def _draw(
 
 
 def _carriers(units: Sequence[_Unit], order: Iterable[int]) -> dict[int, list[int]]:
-    """The units that hold something of each stratum, by number, in the order given."""
+    """The units with images of each stratum, by number, in the given order."""
     carriers: dict[int, list[int]] = defaultdict(list)
     for number in order:
         for stratum in units[number].counts:
@@ -510,7 +510,7 @@ def _assemble(
 
 
 def leave_out(split: Split, unreadable: Sequence[tuple[Record, str]], dataset: Dataset) -> Split:
-    """The split without images that cannot be read, each given with the reason; all others stay where they are."""
+    """Remove unreadable images, given with the reason of each, from a split; all others stay in their part."""
     gone = {record.id for record, _ in unreadable}
     if not gone:
         return split
@@ -523,7 +523,7 @@ def leave_out(split: Split, unreadable: Sequence[tuple[Record, str]], dataset: D
     before = _examine(split, dataset)
     try:
         if split.val and not val:
-            raise DataError("the split has no validation image; mend some, or name others in it")
+            raise DataError("the split has no validation image; repair some, or name others in it")
         after = _examine(staying, dataset)
     except DataError as error:
         record, reason = unreadable[0]
@@ -535,14 +535,14 @@ def leave_out(split: Split, unreadable: Sequence[tuple[Record, str]], dataset: D
 
 
 def _examine(split: Split, dataset: Dataset) -> list[str]:
-    """Refuse a split that cannot be trained on; remarks on one that can."""
+    """Refuse a split that cannot be trained on; return remarks otherwise."""
     remarks = []
     for part, members in split.parts():
         if part == "unlabeled":
             continue
         if not members:
             if part == "val":
-                remarks.append("the validation part is empty: no epoch can be chosen by it, and nothing is said of it")
+                remarks.append("the validation part is empty, so it cannot choose the epoch and has no figures")
                 continue
             raise DataError(f"the split has no {TITLES[part]} image; name some in it or give more labeled images")
         absent = sorted(set(range(len(dataset.classes))) - {index for record in members for index in _strata(record)})
@@ -555,7 +555,7 @@ def _examine(split: Split, dataset: Dataset) -> list[str]:
 
 
 def _announce_groups(split: Split) -> list[str]:
-    """What a split by image does to groups; said of one that was made so, and of a given one that cuts through some."""
+    """A remark on groups that are in two parts of a split."""
     training, val, test = map(_groups, (split.labeled + split.unlabeled, split.val, split.test))
     if not (_crossing(training, val, test) or (split.by_image and training | val | test)):
         return []
@@ -572,12 +572,12 @@ def _groups(records: Iterable[Record]) -> set[str]:
 
 
 def _crossing(training: set[str], val: set[str], test: set[str]) -> set[str]:
-    """Groups that are in two of these."""
+    """Groups that are in two of these lists."""
     return training & val | training & test | val & test
 
 
 def _keeps_groups(records: Sequence[Record]) -> bool:
-    """Whether groups are known, and each is in one only of the parts that the source gives."""
+    """Whether groups are known, and each is in only one of the source's own parts."""
     training = _groups(record for record in records if record.part not in (None, "val", "test"))
     val, test = (_groups(record for record in records if record.part == part) for part in ("val", "test"))
     return bool(_groups(records)) and not _crossing(training, val, test)
@@ -585,7 +585,7 @@ def _keeps_groups(records: Sequence[Record]) -> bool:
 
 def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]]) -> None:
     if not _groups(records):
-        raise DataError("a split by group needs groups, and no image has one; add a group column or split by image")
+        raise DataError("a split by group needs groups, but no image has one; add a group column or split by image")
     own_parts = (positions["train"] + positions["labeled"], positions["val"], positions["test"])
     crossing = sorted(_crossing(*(_groups(records[position] for position in part) for part in own_parts)))
     if crossing:
@@ -596,7 +596,7 @@ def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]
 
 
 def _leave_out_held_groups(records: Sequence[Record], positions: dict[str, list[int]], remarks: list[str]) -> None:
-    """Other images of a validation or test group, such as unlabeled ones, can be neither trained on nor tested with."""
+    """Leave out other images of validation or test groups, such as unlabeled ones, from training."""
     held = _groups(records[position] for position in positions["val"] + positions["test"])
     left_out = 0
     for part in ("train", "labeled", "unlabeled"):

@@ -1,4 +1,4 @@
-"""The pixels of a data set: every image decoded once, in parallel, and kept in the cache."""
+"""The pixels of a data set: every image is decoded once, in parallel, and cached."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from csda.errors import DataError
 from csda.folders import default_cache
 
 DECODING = 2
-"""Part of every key: to be raised when `read_image` gives other pixels than before."""
+"""Part of every key; increase it if `read_image` changes."""
 
 DRAWN_IN_MEMORY = 2**28
-"""Drawn sets of up to so many bytes are drawn again each time."""
+"""Drawn data sets of up to this size are not cached but drawn each time."""
 
 LISTED = 10
-"""Unreadable images that a message names."""
+"""Largest number of unreadable images named in a message."""
 
 _OPENING = threading.Lock()
-"""Runs side by side in one process would draw the same set twice, and warnings are silenced for all threads at once."""
+"""Held while pixels are opened, so that parallel runs do not draw the same data set twice."""
 
 _drawn: WeakValueDictionary[bytes, Pixels] = WeakValueDictionary()
-"""Drawn sets that some run of this process holds; others find them in the cache, mapped."""
+"""Drawn data sets that a run of this process holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelStore:
     """The pixels of a set: row r of `array` [N, H, W, C] belongs to `dataset.records[r]`.
 
-    Rows that could not be read are black, and listed with the reason in `unreadable`.
+    Rows that could not be read are black; `unreadable` has the reasons.
     """
 
     array: Pixels
     unreadable: list[tuple[Record, str]]
     keys: Sequence[bytes]
-    """What each row is known by: another file, size or way of decoding has another key."""
+    """The cache key of each row, from file, size and way of decoding."""
     remarks: tuple[str, ...] = ()
 
 
@@ -57,11 +57,11 @@ def open_pixels(
     max_unreadable: float = 0.01,
     progress: Progress | None = None,
 ) -> PixelStore:
-    """The images of the set as uint8 [N, size, size, channels], decoded where the cache does not have them yet.
+    """The images of a data set as uint8 [N, size, size, channels], decoded unless they are cached.
 
-    `channels` of None means three where an image that can be decoded has colour, otherwise one; drawn sets have as
-    many as they are drawn with, and are square whatever `aspect` says. `progress(done, total)` is called as rows get
-    ready. When more than a share of `max_unreadable` cannot be read, the set is refused.
+    With `channels` None there are three if any image has colour, else one. Drawn images have their own number of
+    channels and are always square. `progress(done, total)` is called while rows are made. If more than a share of
+    `max_unreadable` cannot be read, an error is raised.
     """
     if not dataset.records:
         raise DataError(f"{dataset.root or dataset.name} has no images.")
@@ -84,7 +84,7 @@ def open_pixels(
         refuse_unreadable(dataset, unreadable, max_unreadable)
         remarks = (*remarks, f"{len(unreadable)} of {len(array)} images cannot be read and are skipped")
     shared = f"{rows.place} {rows.settings}".encode()
-    # A row is black because its file cannot be read now; the file may be repaired later.
+    # A black row is not cached, because the file may be repaired later.
     keys = [digest(b"black" if row in failed else shared, key) for row, key in enumerate(rows.keys)]
     return PixelStore(array, unreadable, keys, remarks)
 
@@ -102,7 +102,7 @@ def _file_rows(
         settings += f", {aspect}"
         keys = [digest(aspect.encode(), key) for key in keys]
     if channels is None:
-        # A folder of colours was made because some image has colour. One of grey says so of the rows that it holds.
+        # A cached folder of colour was made because some image has colour; one of grey only tells about its own rows.
         grey, colour = (folder_of(cache, _place(size, count), settings, keys) for count in (1, 3))
         unknown = [path for path, done in zip(paths, rows_done(grey, len(paths)).tolist(), strict=True) if not done]
         channels = 3 if colour.is_dir() or _any_colour(unknown, size, workers) else 1
@@ -149,7 +149,7 @@ def _file_key(path: Path | None) -> bytes:
 
 
 def _any_colour(paths: Sequence[Path | None], size: int, workers: int) -> bool:
-    """Whether an image that can be decoded has colour; ends at the first that has."""
+    """Whether any image has colour; stops at the first."""
 
     def coloured(path: Path | None) -> bool:
         try:
@@ -157,7 +157,7 @@ def _any_colour(paths: Sequence[Path | None], size: int, workers: int) -> bool:
         except UnreadableError:
             return False
 
-    few = 2 * workers  # of a set in colour hardly more than one image is decoded for this
+    few = 2 * workers  # a data set in colour usually has it in the first image
     with ThreadPoolExecutor(workers) as pool:
         return any(pool.map(coloured, paths[:few])) or any(
             any(pool.map(coloured, paths[start : start + 256])) for start in range(few, len(paths), 256)
@@ -167,7 +167,7 @@ def _any_colour(paths: Sequence[Path | None], size: int, workers: int) -> bool:
 def _drawn_rows(dataset: Dataset, size: int, workers: int) -> Rows:
     draw, count = dataset.draw, len(dataset.records)
     assert draw is not None
-    # What the set says it is drawn with may be too little; a few of its images tell.
+    # `drawn_with` may be incomplete, so the key also has a hash of a few images.
     sample = draw(sorted({0, count // 3, count // 2, count - 1}), size)
     drawn_with = digest(dataset.name.encode(), dataset.drawn_with.encode(), sample.tobytes())
     keys = [digest(drawn_with, f"{record.id} {record.label}".encode()) for record in dataset.records]
@@ -194,7 +194,7 @@ def _draw_once(rows: Rows, progress: Progress) -> Pixels:
 
 
 def refuse_unreadable(dataset: Dataset, unreadable: list[tuple[Record, str]], max_unreadable: float) -> None:
-    """A `DataError` that names images which cannot be read, where they are too many to be skipped."""
+    """Raise a `DataError` with names if too many images cannot be read."""
     total = len(dataset.records)
     if len(unreadable) < total and len(unreadable) <= max_unreadable * total:
         return

@@ -1,9 +1,9 @@
-"""`synthetic`: dermoscopy-like lesions that the package draws itself.
+"""`synthetic`: skin lesions as in dermoscopy, drawn by the package.
 
-Every image is a picture of sixteen traits (size, pigment, network, veil, ...). A class is a typical value of each
-trait; a lesion lies somewhere between its own class and one that it resembles, so that the classes overlap as
-melanomas, naevi and keratoses do. Skin is rendered as light sees it: melanin and blood absorb each colour by its own
-measure (Beer-Lambert), and what lies above them, scars, scales and veils, scatters and is laid over.
+Every image is a picture of sixteen traits (size, pigment, network, veil, ...). A class has a typical value of each
+trait. A lesion is a mixture of its own class and a similar one, so that classes overlap like melanomas, naevi and
+keratoses. Skin is rendered by absorption: melanin and blood absorb each colour by its own coefficient (Beer-Lambert).
+Scars, scales and veils are drawn on top.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PREVALENCE = (1113, 6705, 514, 327, 1099, 115, 142)
 """Images of each class in HAM10000."""
 
 FEWEST_TRAINING, VALIDATION, TEST = 4, 50, 100
-"""Images of each class: at least so many to train on, exactly so many to validate and to test on."""
+"""Smallest number of training images of each class, and number of validation and of test images."""
 
 TRAITS = {
     #               MEL  NV   BCC  AKIEC BKL DF   VASC
@@ -45,7 +45,7 @@ TRAITS = {
     "milia":        (.06, .03, .13, .18, .90, .04, .02),
     "ridges":       (.05, .05, .04, .04, .80, .05, .03),
 }  # fmt: skip
-"""The typical value, in 0..1, of each trait in each of `CLASSES`."""
+"""The typical value from 0 to 1 of each trait in each of `CLASSES`."""
 
 LOOKALIKES = {
     "MEL": {"NV": 5, "BKL": 3, "VASC": 1, "BCC": 1},
@@ -56,35 +56,38 @@ LOOKALIKES = {
     "DF": {"NV": 5, "BCC": 3, "BKL": 2},
     "VASC": {"BCC": 4, "MEL": 3, "NV": 3},
 }
-"""Which other class a lesion of each class resembles, by weight."""
+"""The other classes that a lesion of each class may resemble, by weight."""
 
 RESEMBLANCE = 0.55
-"""How far, at most and at difficulty 1, a lesion lies between its own class and the one that it resembles."""
+"""Largest share of the other class in a lesion, at difficulty 1."""
 
 SPREAD = 0.35
-"""Standard deviation of every trait around that, in logits."""
+"""Standard deviation of the traits around that, in logits."""
 
 WHITE = np.array([0.97, 0.91, 0.88], np.float32)[:, None, None]
 MELANIN = np.array([0.60, 1.00, 1.35], np.float32)[:, None, None]
 BLOOD = np.array([0.18, 1.00, 0.85], np.float32)[:, None, None]
-"""By red, green and blue: the lamp, and how strongly melanin and blood absorb it."""
+"""Red, green and blue: the light source, and the absorption of melanin and of blood."""
 
 HAIRY = 0.1
-"""Share of the images with hairs across them."""
+"""Share of images with hairs."""
 
 DRAWING = 1
-"""To be raised when `draw` gives other pixels than before: the set is known by it."""
+"""Part of the identity of the data set; increase it if `draw` changes."""
 
 SMALLEST_CANVAS = 64
 CHUNK_PIXELS = 1 << 17
-"""Pixels painted at a time: some fifty arrays of that size are alive at once, and small ones stay in the cache."""
+"""Number of pixels painted at a time.
+
+About fifty arrays of this size exist at once; small ones stay in the CPU cache.
+"""
 
 
 def load(seed: int = 0, images: int = 3000, difficulty: float = 1.0) -> Dataset:
-    """The embedded data set: `images` to train on in HAM10000's proportions, and balanced val and test parts.
+    """The data set: `images` for training in HAM10000's proportions, and balanced validation and test parts.
 
-    `difficulty` scales how far lesions scatter around what is typical of their class: at 0 all lesions of a class
-    share their traits, at 1 the classes overlap, beyond that they run into each other.
+    `difficulty` scales the variation within a class: at 0 all lesions of a class have the same traits, at 1 the classes
+    overlap, above 1 they overlap more.
     """
     if images < FEWEST_TRAINING * len(CLASSES):
         raise DataError(
@@ -108,16 +111,16 @@ def load(seed: int = 0, images: int = 3000, difficulty: float = 1.0) -> Dataset:
 
 
 def training_counts(images: int) -> list[int]:
-    """Images of each class, by HAM10000's proportions; NV, the most frequent, gives what rounding and rarity take."""
+    """Images of each class in HAM10000's proportions; NV, the most frequent, compensates rounding."""
     counts = [max(FEWEST_TRAINING, round(images * count / sum(PREVALENCE))) for count in PREVALENCE]
     counts[CLASSES.index("NV")] += images - sum(counts)
     return counts
 
 
 def draw(seed: int, labels: npt.NDArray[np.int64], difficulty: float, positions: Sequence[int], size: int) -> Pixels:
-    """The images at `positions` as uint8 [N, size, size, 3]; each depends on its seed, position and label alone."""
+    """Draw the images at `positions` as uint8 [N, size, size, 3]; each depends only on seed, position and label."""
     pixels = np.empty((len(positions), size, size, 3), np.uint8)
-    # Small images are averaged down from a larger canvas, or fine structure would alias instead of blurring.
+    # Small images are averaged from a larger canvas, to avoid aliasing of fine structures.
     canvas = size * -(-SMALLEST_CANVAS // size)
     chunk = max(1, CHUNK_PIXELS // canvas**2)
     for start in range(0, len(positions), chunk):
@@ -130,7 +133,7 @@ def draw(seed: int, labels: npt.NDArray[np.int64], difficulty: float, positions:
 
 
 class Dice:
-    """Random numbers for a few images at once, [N, count] a call, where each image has a stream of its own."""
+    """Random numbers [N, count] for several images, each with its own generator."""
 
     def __init__(self, seed: int, positions: Sequence[int]) -> None:
         self.streams = [np.random.default_rng((seed, 1, position)) for position in positions]
@@ -144,7 +147,7 @@ class Dice:
 
 
 def draw_traits(dice: Dice, labels: npt.NDArray[np.int64], difficulty: float) -> dict[str, Array]:
-    """Each trait of each lesion, [N, 1, 1] in 0..1: between its own class and a look-alike, plus scatter, in logits."""
+    """The traits of lesions, [N, 1, 1] from 0 to 1: a mixture of its class and a similar one, plus noise, in logits."""
     typical = np.array(list(TRAITS.values()), np.float32).T
     typical = np.log(typical / (1 - typical))
     weights = np.array([[LOOKALIKES[name].get(other, 0) for other in CLASSES] for name in CLASSES])
@@ -159,11 +162,11 @@ def draw_traits(dice: Dice, labels: npt.NDArray[np.int64], difficulty: float) ->
 
 
 def paint(dice: Dice, t: dict[str, Array], canvas: int) -> Array:
-    """Lesions of the traits `t` as they look under a dermatoscope, [N, 3, canvas, canvas] in about 0..1."""
+    """Draw lesions with the traits `t`, [N, 3, canvas, canvas], values about 0 to 1."""
     axis = (np.arange(canvas, dtype=np.float32) + 0.5) * (2 / canvas) - 1
     x, y = axis[None, None, :], axis[None, :, None]
 
-    # The lesion's own coordinates, turned by its angle; its outline is where the distance from it is 0.
+    # The lesion's coordinates, rotated by its angle; on its outline the distance is 0.
     center = dice.uniform(2, -0.12, 0.12)[:, :, None, None]
     angle = dice.uniform(1, 0, 2 * np.pi)[:, :, None]
     u = (x - center[:, 0]) * np.cos(angle) + (y - center[:, 1]) * np.sin(angle)
@@ -176,7 +179,7 @@ def paint(dice: Dice, t: dict[str, Array], canvas: int) -> Array:
     inside = step(-distance / (0.025 + 0.15 * t["blur"]))
     core = step((-0.3 - distance) / 0.15)
 
-    # Textures. A slow warp bends the regular ones, or they would look ruled.
+    # Textures. A slow warp bends the regular ones, so that they look natural.
     warp_u, warp_v = u + 0.10 * waves(dice, axis, 3.0), v + 0.10 * waves(dice, axis, 3.0)
     pitch = dice.uniform(1, 32, 42)[:, :, None]
     mesh = 0.55 - sum(
@@ -224,7 +227,7 @@ def paint(dice: Dice, t: dict[str, Array], canvas: int) -> Array:
 
 
 def hairs(dice: Dice, x: Array, y: Array) -> Array:
-    """How much light two curved hairs take away, [N, P, P]; most images have none."""
+    """Light absorbed by two curved hairs, [N, P, P]; most images have none."""
     present = dice.uniform(1)[:, 0] < HAIRY
     angle, offset, bend = (dice.uniform(2, low, high)[present] for low, high in ((0, 7), (-0.9, 0.9), (-0.3, 0.3)))
     shade = np.zeros((len(present), y.shape[1], x.shape[2]), np.float32)
@@ -236,9 +239,9 @@ def hairs(dice: Dice, x: Array, y: Array) -> Array:
 
 
 def waves(dice: Dice, axis: Array, frequency: float, count: int = 7) -> Array:
-    """A smooth random field of about unit variance, [N, P, P]: plane waves of around `frequency` radians a unit.
+    """A smooth random field of about unit variance, [N, P, P]: plane waves of about `frequency` radians per unit.
 
-    A plane wave separates, sin(ax + by) = sin(ax) cos(by) + cos(ax) sin(by), so their sum is one matrix product.
+    Because sin(ax + by) = sin(ax) cos(by) + cos(ax) sin(by), the sum of waves is one matrix product.
     """
     direction = dice.uniform(count, 0, 2 * np.pi)
     rate = frequency * dice.uniform(count, 0.6, 1.4)
@@ -251,7 +254,7 @@ def waves(dice: Dice, axis: Array, frequency: float, count: int = 7) -> Array:
 
 
 def spots(dice: Dice, axis: Array, center: Array, reach: Array, count: int, width: float) -> Array:
-    """Round spots scattered over a disk, [N, P, P] in 0..1; a Gaussian separates, so this too is one product."""
+    """Round spots over a disk, [N, P, P] from 0 to 1; a Gaussian is separable, so this is one matrix product."""
     turn, far = dice.uniform(count, 0, 2 * np.pi), np.sqrt(dice.uniform(count)) * reach[:, :, 0]
     scale = 1 / (width * dice.uniform(count, 0.6, 1.3))[:, :, None]
     columns = np.exp(-np.square((axis - center[:, 0] - (far * np.cos(turn))[:, :, None]) * scale) / 2)

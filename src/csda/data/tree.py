@@ -1,4 +1,4 @@
-"""List the image files below a folder. Nothing outside of it is read, and nothing in it is written."""
+"""List the image files below a folder. Nothing outside of it is read and nothing is written."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ImageTree:
     _by_name: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), init=False, repr=False)
 
     def find(self, name: str, where: str) -> str:
-        """The image that a table calls by its relative path, its file name, or its file name without the suffix."""
-        if not self._by_name:  # most folders have no table, and need no names to be looked up
+        """Find an image by its relative path, its file name, or its file name without the suffix."""
+        if not self._by_name:  # computed when first needed, because most folders have no table
             self._list_names()
         path = _normal(name.strip().replace("\\", "/").removeprefix("./"))
         if path.startswith("/") or ".." in path.split("/"):
@@ -49,7 +49,7 @@ class ImageTree:
 
 
 def scan_images(root: Path) -> ImageTree:
-    """Lists the images below `root` by their suffix; files without one count where they are DICOM."""
+    """List the images below `root` by their suffix; files without one count if they are DICOM."""
     images: list[str] = []
     others: list[str] = []
     for path, is_image in _walk(root):
@@ -60,13 +60,12 @@ def scan_images(root: Path) -> ImageTree:
 
 
 def walk_images(root: Path) -> Iterator[str]:
-    """The same images one by one, folder by folder, with the names of one folder at a time in memory, whatever they
-    are."""
+    """Iterate over the same images, folder by folder, with only one folder's names in memory and any file names."""
     return (path for path, is_image in _walk(root) if is_image)
 
 
 def _walk(root: Path) -> Iterator[tuple[str, bool]]:
-    """All files below `root` by their relative path, and whether each is an image."""
+    """All files below `root` by relative path, and whether each is an image."""
     real_root = os.path.realpath(root)
 
     def visit(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[tuple[str, bool]]:
@@ -103,7 +102,7 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
     suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a Path of each name takes longer than the rest
     if suffix in IMAGE_SUFFIXES:
         return True
-    # DICOM files commonly have no suffix, or the last number of an identifier in its place.
+    # DICOM files often have no suffix, or the last number of a UID in its place.
     if suffix[1:] and not suffix[1:].isdigit():
         return False
     path = Path(entry.path)
@@ -121,5 +120,5 @@ def _is_within(path: str, root: str) -> bool:
 
 
 def _normal(name: str) -> str:
-    # One file system stores é as one character, another as two; a table may have either.
+    # File systems store é as one character or as two; a table may have either.
     return unicodedata.normalize("NFC", name)

@@ -1,4 +1,4 @@
-"""Every method by name. Several names may be one class with other settings."""
+"""All methods by name. Several names may be one class with different settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from csda.methods.self_training import SelfTraining, SelfTrainingSettings
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A method on the command line; `defaults` are the settings that its name stands for."""
+    """A method of the command line; `defaults` are the settings that its name fixes."""
 
     build: Callable[[Task, Any], Method]
     settings: type[Settings]
@@ -32,17 +32,17 @@ class Entry:
     defaults: dict[str, Any] = field(default_factory=dict)
     uses_unlabeled: bool = True
     uses_truth: bool = False
-    """Trains with the labels of the unlabeled part: an upper bound, not a method."""
+    """Whether it trains with the true labels of the unlabeled part, as an upper bound."""
     multi_label: bool = True
-    """Whether it can learn from images with several labels each."""
+    """Whether it supports several labels per image."""
     on_features: bool = True
     """Whether it can learn from features instead of images."""
     steps: bool = True
-    """Whether it is trained in steps; otherwise it is a head on frozen features that is computed at once."""
+    """Whether it is trained in steps; otherwise it is a head on frozen features that is fitted in one go."""
 
 
 _PLAIN = {"align": "none", "queue": "none", "teacher": "none"}
-"""Nothing of CSDA: the student predicts pseudo-labels for the current batch and learns from them unchanged."""
+"""Settings without CSDA: the student predicts pseudo-labels for the current batch and learns from them unchanged."""
 
 METHODS: dict[str, Entry] = {
     "baseline": Entry(Baseline, Settings, "the labels alone", "–", uses_unlabeled=False),
@@ -162,5 +162,5 @@ def build_method(name: str, task: Task, settings: Mapping[str, Any]) -> Method:
     entry = METHODS[name]
     if task.multi_label and not entry.multi_label:
         several = ", ".join(other for other, its in METHODS.items() if its.multi_label and its.uses_unlabeled)
-        raise ConfigError(f"method = {name!r} needs one class an image, and this set has several; choose {several}")
+        raise ConfigError(f"method = {name!r} needs one class per image, but this set has several; choose {several}")
     return entry.build(task, entry.settings(**settings))

@@ -1,8 +1,8 @@
-"""The interface of a method: one step, and optionally what happens at the start and after each epoch.
+"""The interface of a method: a step, and optionally what happens at the start and after each epoch.
 
-A method never sees configuration files, paths, the optimiser or the loop. It gets a model and images and returns a
-loss. Its parameters are trained with the model's, its buffers are saved and resumed. Nothing in `step` may copy from
-the device to the host, so that a step can be captured in a CUDA graph.
+A method gets a model and images and returns a loss. It never sees configuration, paths, the optimiser or the loop. Its
+parameters are trained with the model's, its buffers are saved and resumed. `step` must not copy from the device to the
+host, so that it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from csda.probe import Balance
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a method may know about the data besides the images."""
+    """What a method knows about the data besides the images."""
 
     num_classes: int
     multi_label: bool
     class_counts: tuple[int, ...]
-    """How many labeled images each class has."""
+    """The number of labeled images of each class."""
     num_labeled: int
     num_unlabeled: int
     image_size: int
     channels: int
     width: int
-    """Features that the encoder gives."""
+    """Number of features of the encoder."""
     stages: int
-    """Stages of the encoder, between which a method can work."""
+    """Number of stages of the encoder."""
     streamed: bool = False
-    """Whether unlabeled images stay on the host, so that a step sees none but those of its batch."""
+    """Whether unlabeled images stay on the host, so that a step can use only those of its batch."""
     frozen: bool = False
-    """Whether images are features of a frozen network, between which and the head there are no layers."""
+    """Whether images are features of a frozen network, so that there is only a head to train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,13 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What every method does to labeled images and in the loss, so that no method gains by it alone.
+    """Settings of labeled images and loss that are the same for every method.
 
     Attributes:
-        mixup: α of the Beta distribution by which labeled images are mixed with each other (Zhang et al., "mixup",
-            2018); 0 mixes none.
-        adjust: whether logits are adjusted in the loss (Menon et al., "Long-tail learning via logit adjustment",
-            2021): the logarithm of the class frequencies is added, so that without it they are those of a set in
-            which all classes are equally frequent.
+        mixup: α of the Beta distribution for mixing labeled images (Zhang et al., "mixup", 2018); 0 for none.
+        adjust: whether the logarithm of the class frequencies is added to the logits in the loss (Menon et al.,
+            "Long-tail learning via logit adjustment", 2021). Predictions without it are then those for equally frequent
+            classes.
     """
 
     mixup: float = 0.0
@@ -68,13 +67,13 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """Predictions of labeled images by networks that have not learned from them, as a method asks for them.
+    """A method's request for out-of-fold predictions of labeled images.
 
     Attributes:
-        folds: parts of the labeled images; a network for each part learns from the others.
-        network: a "head", a last layer on the network as it is at the beginning, or a "body", a whole network.
-        epochs: how long a body is trained.
-        unlabeled: whether these networks are to predict the unlabeled images, too.
+        folds: number of parts of the labeled images. A network for each part learns from the others.
+        network: "head", a last layer on the network before training, or "body", a whole network.
+        epochs: epochs of a body.
+        unlabeled: whether these networks also predict the unlabeled images.
     """
 
     folds: int
@@ -84,18 +83,18 @@ class CrossFit:
 
 
 class Method(nn.Module):
-    """Base class of all methods. By itself it trains on the labels alone."""
+    """Base class of all methods. Its own step trains on the labels alone."""
 
     sampling: ClassVar[Literal["random", "bilateral"]] = "random"
-    """How labeled samples are drawn: shuffled passes, or more and more class-balanced (BiS)."""
+    """How labeled samples are drawn: in shuffled passes, or increasingly class-balanced (BiS)."""
     optimizer: ClassVar[Literal["sgd", "adam"]] = "sgd"
     teacher_trains: bool = False
     """Whether the teacher predicts with batch statistics and dropout."""
     generator: torch.Generator | None = None
-    """Where draws of a step come from; None is torch's own."""
+    """Generator of the random numbers of a step; None for torch's default."""
 
     cross_fit: CrossFit | None = None
-    """What `take_folds` is to be given before the training, if anything."""
+    """The out-of-fold predictions to pass to `take_folds` before the training, if any."""
     recipe: Recipe = Recipe()
     labeled_offset: Tensor
 
@@ -106,16 +105,15 @@ class Method(nn.Module):
         self.register_buffer("labeled_offset", self.offset(frequencies), persistent=False)
 
     def take_folds(self, labeled_probs: Tensor, unlabeled_probs: Tensor) -> None:
-        """Called once, before the first step, where `cross_fit` asks for it.
+        """Called once before the first step, if `cross_fit` is set.
 
-        Predictions [N, n] for the labeled set, each by a network that has not learned from the image, and the mean of
-        these networks' for the unlabeled one, empty where they are not asked for.
+        Gets out-of-fold predictions [N, n] for the labeled set, and the mean predictions of these networks for the
+        unlabeled set, empty if not requested.
         """
 
     @property
     def balance(self) -> Balance:
-        """How predictions leave class frequencies out: the head that a training on frozen features begins with has them
-        out, or in, as the loss has."""
+        """How the initial head of a training on frozen features excludes class frequencies, to match the loss."""
         return "prior" if self.recipe.adjust else "none"
 
     def warm_up(self, model: TwoStream, labeled: LabeledBatch) -> StepOutput:
@@ -130,17 +128,17 @@ class Method(nn.Module):
     def step(
         self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
     ) -> StepOutput:
-        """One step; `progress` grows from 0 to 1 over the training."""
+        """A step; `progress` grows from 0 to 1 over the training."""
         raise NotImplementedError
 
     def end_epoch(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
-        """Called after each epoch but the labels-only one; may iterate whole sets."""
+        """Called after each epoch except the labels-only one; may iterate whole sets."""
 
     def resume(self, pool: ImagePool) -> None:
-        """Called after saved buffers were loaded; recomputes what is derived from them and not saved."""
+        """Called after saved buffers were loaded; recomputes derived state that is not saved."""
 
     def pseudo_labels(self, model: TwoStream, images: Tensor) -> tuple[Tensor, Tensor]:
-        """For the evaluation: pseudo-labels for unlabeled images [B, …], before and after refinement."""
+        """Pseudo-labels for unlabeled images [B, …], before and after refinement, for the evaluation."""
         probs = self.probabilities(model.guess(images))
         return probs, probs
 
@@ -153,16 +151,16 @@ class Method(nn.Module):
         return probabilities(self.adjusted(logits), self.task.multi_label)
 
     def adjusted(self, logits: Tensor) -> Tensor:
-        """Logits with the labeled class frequencies in them, where training leaves these out."""
+        """Logits with the labeled class frequencies added, if `adjust` is set."""
         return logits.float() + self.labeled_offset if self.recipe.adjust else logits
 
     def offset(self, frequencies: Tensor) -> Tensor:
-        """What is added to logits for class frequencies [n]: log p, or log p / (1 − p) where labels are independent."""
+        """The offset of logits for class frequencies [n]: log p, or log(p / (1 − p)) for independent labels."""
         frequencies = frequencies.float().clamp(1e-4, 1.0 - 1e-4 if self.task.multi_label else 1.0)
         return torch.logit(frequencies) if self.task.multi_label else frequencies.log()
 
     def mixed(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Labeled images and their labels, mixed with each other where the recipe says so."""
+        """Labeled images and their labels, mixed with each other if the recipe has mixup."""
         if not self.recipe.mixup:
             return images, targets
         shares = draw_shares(self.recipe.mixup, len(images), images.device, self.generator)
@@ -170,9 +168,9 @@ class Method(nn.Module):
         return mix(images, partners, shares), mix(self.as_probabilities(targets), partners, shares)
 
     def as_probabilities(self, targets: Tensor) -> Tensor:
-        """Labels as probabilities [B, n], which those of a multi-label set are already.
+        """Labels as probabilities [B, n]; those of a multi-label set already are.
 
-        Like `one_hot` of torch, which on a CPU looks at the largest label and so copies to the host.
+        torch's `one_hot` is not used because it copies the largest label to the host.
         """
         if self.task.multi_label:
             return targets
@@ -184,6 +182,6 @@ class Method(nn.Module):
         return loss(self.adjusted(logits).float(), targets)
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        """L_u of Eq. (18), the mean over the samples that `mask` admits."""
+        """L_u of Eq. (18), the mean over the samples in `mask`."""
         loss = losses.multilabel_unlabeled_loss if self.task.multi_label else losses.unlabeled_loss
         return loss(logits.float(), targets, mask)

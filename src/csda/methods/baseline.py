@@ -1,4 +1,4 @@
-"""Labels only. On a split whose unlabeled part was moved to labeled, the same is the upper bound."""
+"""Labels only. On a split with the unlabeled part moved to labeled, this is the upper bound."""
 
 from __future__ import annotations
 

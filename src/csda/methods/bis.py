@@ -1,12 +1,12 @@
 """BiS (He et al., "Rethinking Re-Sampling in Imbalanced Semi-Supervised Learning", 2021), Bi-Sampling on FixMatch.
 
-Features learn best from the natural distribution, a classifier from a balanced one. So training begins with the first
-and ends with the second: a share α = 1 − (t/T)² of the labeled batch is drawn at random and the rest by class, and a
-pseudo-label is kept with a probability that falls with α from 1 to (reversed class frequency)^(1/3).
+Features are learned best from the natural class distribution, a classifier from a balanced one. So training moves from
+the first to the second: a share α = 1 − (t/T)² of the labeled batch is drawn at random and the rest class-balanced, and
+a pseudo-label is kept with a probability that falls with α from 1 to (reversed class frequency)^(1/3).
 
-Departures beside those of FixMatch: the frequencies are those of the labeled images, where the published code reads
-them off its made-up unlabeled set; one strong view a step, not two. In a multi-label set, which the paper has not,
-each label is a problem of two classes with its own threshold, frequencies and mask.
+Departures beside those of FixMatch: frequencies are those of the labeled images, while the published code takes those
+of its artificial unlabeled set; one strong view per step, not two. In a multi-label set, which the paper does not have,
+each label has two classes with their own threshold, frequencies and mask.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from csda.methods.fixmatch import FixMatch, FixMatchSettings
 
 
 class BiSSettings(FixMatchSettings):
-    exponent: float = Field(1 / 3, ge=0, le=10, description="how rarely frequent classes are kept")
+    exponent: float = Field(
+        1 / 3,
+        ge=0,
+        le=10,
+        description="exponent of the reversed class frequency; larger keeps frequent classes less often",
+    )
 
 
 class BiS(FixMatch):
@@ -51,7 +56,7 @@ class BiS(FixMatch):
         return torch.rand(like.shape, device=like.device, generator=self.generator)
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        """That of FixMatch; in a multi-label set with a mask for each label, [B, K]."""
+        """The loss of FixMatch; in a multi-label set with a mask for each label, [B, K]."""
         if not self.task.multi_label:
             return super().unlabeled_loss(logits, targets, mask)
         logits = self.adjusted_by_guesses(logits, targets, mask).float()

@@ -1,4 +1,4 @@
-"""The methods, their settings and published weights as tables for a terminal."""
+"""Methods, settings and published weights as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from csda.methods import METHODS, Entry
 
 
 def methods_table() -> Table:
-    """A line for each method: what it is, where it comes from, what it needs beside labels."""
+    """A table of the methods: what each is, its paper, and what it needs besides labels."""
     table = _table("method", "what it is", "paper", "needs")
     for name, entry in METHODS.items():
         table.add_row(Text(name, "bold"), entry.summary, entry.paper, _needs(entry))
     table.caption = (
-        "`csda methods NAME` lists the settings of one. Alignment and queue go on self-train, fixmatch, glm, nm and "
+        "`csda methods NAME` lists the settings of one. Add alignment and queue to self-train, fixmatch, glm, nm and "
         "bis with --set align=csda --set queue=vcq; da, vcq and csda are self-train with a teacher and these parts."
     )
     return table
 
 
 def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) -> Table:
-    """The settings of a method with the values that a run `here` would use, beside those of the preset `paper`.
+    """A table of the settings of a method, with the values of a run `here` and those of the preset `paper`.
 
-    Readings of the paper, details and settings with one value alone are left out unless `every` one is asked for.
-    So is the column of the values that a setting takes: without it the list fits a screen of 80 columns.
+    Without `every`, readings of the paper, details and settings with a single value are left out, and so is the column
+    of allowed values, so that the table fits 80 columns.
     """
     entry = METHODS[here.method]
     table = _table("setting", "value", "paper", *(["values"] if every else []), "meaning")
@@ -67,7 +67,7 @@ def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) ->
 
 
 def weights_table() -> Table:
-    """A line for each backbone: where its published weights are, or how to get them."""
+    """A table of the backbones: where their published weights are, or how to get them."""
     from csda.models.weights import PUBLISHED, find_weights
 
     table = _table("backbone", "at hand", "size", "source", "licence")
@@ -79,14 +79,14 @@ def weights_table() -> Table:
         cells = (place, published.size, published.source, published.licence)
         table.add_row(Text(name, "bold"), *(Text(cell, overflow="fold") for cell in cells))
     table.caption = (
-        "A run begins with them by --set backbone=NAME --set pretrained=true, and with others by --set weights=FILE. "
-        "timm fetches those of backbone=timm:NAME itself."
+        "Use them with --set backbone=NAME --set pretrained=true, and other weights with --set weights=FILE. "
+        "timm downloads those of backbone=timm:NAME itself."
     )
     return table
 
 
 def _fitting(value: str, every: bool) -> str:
-    """A long name, cut on the short list: it would take the width that all rows need for their meaning."""
+    """A long value, cut in the short table, to leave room for the descriptions."""
     return value if every or len(value) <= 9 else f"{value[:8]}…"
 
 
@@ -110,7 +110,7 @@ def _needs(entry: Entry) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value as `--set` takes it."""
+    """Write a value as `--set` takes it."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -121,7 +121,7 @@ def format_value(value: Any) -> str:
 
 
 def list_values(annotation: Any, limits: Sequence[Any] = ()) -> list[str]:
-    """What values a setting takes: its choices, or the kind of them with its limits."""
+    """The allowed values of a setting: its choices, or its type and limits."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is type(None):
         return []
@@ -141,9 +141,9 @@ def list_values(annotation: Any, limits: Sequence[Any] = ()) -> list[str]:
 
 
 def _limits(kind: type, limits: Sequence[Any]) -> str:
-    """The limits of a number in words, or that it is a number where it has none."""
+    """The limits of a number in words, or "a number" without limits."""
     given = {name: getattr(each, name) for each in limits for name in ("ge", "gt", "le", "lt") if hasattr(each, name)}
-    if kind is int and "lt" in given:  # below 8 is up to 7
+    if kind is int and "lt" in given:  # an integer below 8 is at most 7
         given["le"] = given.pop("lt") - 1
     low = f"{given['ge']:.10g}" if "ge" in given else f"above {given['gt']:.10g}" if "gt" in given else ""
     high = f"{given['le']:.10g}" if "le" in given else f"below {given['lt']:.10g}" if "lt" in given else ""

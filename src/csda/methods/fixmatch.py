@@ -1,9 +1,9 @@
 """FixMatch (Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", 2020).
 
-A weak view is guessed, and where the guess is confident its class is the target for a strong view of the same image.
+The prediction on a weak view, if it is confident, gives the target class for a strong view of the same image.
 
-Departures: as many unlabeled images per step as all methods have, not seven times the labeled ones; the guess is made
-in evaluation mode; plain SGD and no average of the weights. With a queue, the threshold applies to what is queued.
+Departures: as many unlabeled images per step as for other methods, not seven times the labeled ones; predictions in
+evaluation mode; plain SGD and no averaged weights. With a queue, the threshold applies to the queued samples.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from csda.methods.self_training import SelfTraining, SelfTrainingSettings
 
 
 class FixMatchSettings(SelfTrainingSettings):
-    threshold: float = Field(0.95, ge=0, le=1, description="least confidence to learn from")
+    threshold: float = Field(0.95, ge=0, le=1, description="threshold of confidence for a pseudo-label")
 
 
 class FixMatch(SelfTraining):
-    """Self-training with a threshold on weak guesses and strong views to learn from."""
+    """Self-training with a threshold on predictions of weak views, trained on strong views."""
 
     trained_view = "strong"
 
@@ -34,6 +34,6 @@ class FixMatch(SelfTraining):
         return mask & (aligned.amax(dim=-1) >= self.threshold)
 
     def unlabeled_loss(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        """The paper's ℓ_u: the sum over the admitted samples, divided by the number of all."""
+        """The paper's ℓ_u: the sum over the admitted samples, divided by the number of all samples."""
         logits = self.adjusted_by_guesses(logits, targets, mask).float()
         return losses.unlabeled_loss(logits, targets, mask, torch.full_like(mask.sum(), len(mask)))

@@ -1,14 +1,14 @@
 """GLM (Gyawali et al., "Semi-Supervised Medical Image Classification with Global Latent Mixing", 2020).
 
-Labeled and unlabeled samples are mixed with each other, labels included, at the input or at a hidden layer that is
-drawn again each step, so that the whole network learns to be linear between samples. A guess is the mean prediction
-for two augmentations of an image.
+Labeled and unlabeled samples and their labels are mixed with each other, at the input or at a hidden layer that is
+drawn in each step, so that the network learns to be linear between samples. A pseudo-label is the mean prediction for
+two augmented views of an image.
 
-Departures: losses are means, as in all methods here, where the published code sums; one fresh view of an unlabeled
-image is trained on, not the two that were guessed from; all samples go through BatchNorm together. Four more have
-a setting each that undoes them: cross-entropy is that of the task, guesses are made in evaluation mode, they are
-not sharpened, as the published code does where classes exclude each other, and their weight grows to 10, not 75,
-under which the loss on labels only grows (docs/decisions/0015-the-weight-of-glm.md).
+Departures: losses are means, as in all methods here, not sums; training uses one new view of an unlabeled image, not
+the two that gave its pseudo-label; all samples go through BatchNorm together. Four more can be undone by a setting
+each: the cross-entropy is that of the task; pseudo-labels are predicted in evaluation mode; they are not sharpened,
+which the published code does for exclusive classes; and their weight grows to 10, not to 75, with which the loss on
+labels only grows (docs/decisions/0015-the-weight-of-glm.md).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from csda.models.two_stream import TwoStream
 
 
 class GLMSettings(SelfTrainingSettings):
-    sharpen: float = Field(1.0, ge=0.1, le=1, description="below 1, guesses are sharpened")
-    guess_mode: Literal["eval", "train"] = Field("eval", description="of the student that guesses")
-    binary: bool = Field(False, description="learn each class against all others")
-    labeled_from: Literal["teacher"] = Field("teacher", description="whose predictions make the labeled averages")
-    mix_labels: Literal[True] = Field(True, description="all samples are mixed, labeled ones with any")
+    sharpen: float = Field(1.0, ge=0.1, le=1, description="temperature of pseudo-labels; below 1 sharpens them")
+    guess_mode: Literal["eval", "train"] = Field("eval", description="mode of BatchNorm and dropout for pseudo-labels")
+    binary: bool = Field(False, description="one binary cross-entropy per class, instead of softmax")
+    labeled_from: Literal["teacher"] = Field("teacher", description="network with the predictions for λ^x")
+    mix_labels: Literal[True] = Field(True, description="partners of labeled samples: other labeled ones, or any")
 
 
 class GLM(SelfTraining):

@@ -1,6 +1,6 @@
-"""Logistic regression on frozen features: the control for what a pretrained network gives without training.
+"""Logistic regression on frozen features: the control for a pretrained network that is not trained further.
 
-It is exact, so there is nothing to step. Every training on frozen features begins with such a head, and here it is all.
+It is fitted in one go, without steps. Every training on frozen features starts with this head.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from csda.probe import Balance
 class LinearProbeSettings(Settings):
     balance: Balance = Field(
         "weights",
-        description="how class frequencies are left out: by class weights in the loss, by dividing by them, or not",
+        description="how class frequencies are removed: class weights in the loss, division by the prior, or not",
     )
 
 
 class LinearProbe(Baseline):
-    """The labels alone, through scikit-learn's logistic regression."""
+    """scikit-learn's logistic regression on the labels alone."""
 
     def __init__(self, task: Task, settings: LinearProbeSettings) -> None:
         super().__init__(task, settings)

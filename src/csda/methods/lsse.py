@@ -1,13 +1,13 @@
 """LSSE (Gyawali et al., "Semi-Supervised Learning by Disentangling and Self-Ensembling over Stochastic Latent Space",
 2019).
 
-A variational auto-encoder makes the features random: an image is a normal distribution in latent space. Predictions
-from draws of it, averaged over the visits of an image, are the target for the prediction from the next draw.
+A variational auto-encoder gives each image a normal distribution in latent space. Predictions from samples of it are
+averaged over all visits of an image, and the average is the target for the next prediction.
 
-Departures: the latent mean is the features of the encoder that all methods have, not 60 of a network of its own,
-so that what predicts is the same network; auto-encoder and classifier are trained together, where the published code
-trains the first to its end before the second; the ensemble holds unlabeled images alone, and a visit, not an epoch, is
-its unit of time, since an epoch here is no pass over the data.
+Departures: the latent mean is the features of the common encoder, not 60 features of a separate network, so that all
+methods predict with the same network; auto-encoder and classifier are trained together, not one after the other; the
+ensemble has only unlabeled images; and its unit of time is a visit, not an epoch, because an epoch here is not a pass
+over the data.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from csda.models.two_stream import TwoStream
 
 
 class LSSESettings(Settings):
-    weight: float = Field(30.0, ge=0, le=1e6, description="of the agreement, times the labeled share of the images")
-    momentum: float = Field(0.6, ge=0, lt=1, description="how slowly the mean guess of an image follows")
+    weight: float = Field(
+        30.0, ge=0, le=1e6, description="weight of the consistency loss, times the labeled share of the images"
+    )
+    momentum: float = Field(0.6, ge=0, lt=1, description="momentum of the average prediction of an image")
     reconstruction: float = Field(
         1.0, ge=0, le=1e6, description="weight of the auto-encoder's loss, a mean over pixels"
     )
-    beta: float = Field(1.0, ge=0, le=1e6, description="weight of the divergence from the prior within it")
+    beta: float = Field(1.0, ge=0, le=1e6, description="weight of the KL divergence in that loss")
 
 
 class LSSE(Method):
@@ -78,7 +80,7 @@ class LSSE(Method):
         )
 
     def recall(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The ensemble's predictions [B, n], corrected for their zero start; bool [B], whether there are any yet."""
+        """The ensemble's predictions [B, n], corrected for their start at zero; bool [B], whether there are any yet."""
         visits = self.visits[indices]
         began = 1.0 - self.settings.momentum ** visits.clamp(min=1.0)
         return self.ensemble[indices] / began[:, None], visits > 0
@@ -92,7 +94,7 @@ class LSSE(Method):
         return consistency_loss(self.probabilities(logits), targets, mask) / self.task.num_classes
 
     def evidence_loss(self, images: Tensor, latent: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
-        """The negative evidence lower bound of the images [B, C, S, S], a pixel: reconstruction and divergence."""
+        """The negative evidence lower bound per pixel of images [B, C, S, S]: reconstruction and KL divergence."""
         size = images.shape[-1]  # the decoder's is the next multiple of 32
         reconstruction = F.binary_cross_entropy_with_logits(self.decoder(latent)[..., :size, :size].float(), images)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(dim=-1).mean()
@@ -106,5 +108,5 @@ def decoder(width: int, image_size: int, channels: int) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Linear(width, widths[0] * side**2), nn.Unflatten(1, (widths[0], side, side))]
     for inputs, outputs in pairwise(widths):
         layers += [nn.ReLU(), nn.ConvTranspose2d(inputs, outputs, kernel_size=4, stride=2, padding=1)]
-    # Activations lie in memory as the encoder's do.
+    # The same memory format as the encoder's activations.
     return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

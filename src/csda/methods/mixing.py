@@ -1,4 +1,4 @@
-"""Mix samples at the input or at a hidden layer: used by GLM, by `mixup`, and by others with `mix_labels`."""
+"""Mix samples at the input or at a hidden layer. Used by GLM, `mixup`, and other methods with `mix_labels`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 def _distinct(layers: list[int]) -> list[int]:
     if len(set(layers)) < len(layers):
-        raise ValueError("names a layer twice; name each once")
+        raise ValueError("has a layer twice; give each once")
     return layers
 
 
 class MixingSettings(Settings):
-    alpha: float = Field(2.0, ge=0.01, le=100, description="how evenly two images are mixed")
+    alpha: float = Field(
+        2.0, ge=0.01, le=100, description="α of the Beta distribution of the shares; larger mixes more evenly"
+    )
     layers: Annotated[list[Annotated[int, Field(ge=0, le=6, strict=True)]], AfterValidator(_distinct)] = Field(
         [0, 2, 4], min_length=1, description="stages to mix after; 0 is the input"
     )
@@ -33,7 +35,7 @@ class MixingSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Which samples are mixed: sample i keeps its share and takes the rest from its partner, after one layer."""
+    """A mix of samples: sample i keeps its share and takes the rest from its partner, after one layer."""
 
     partners: Tensor
     shares: Tensor
@@ -57,7 +59,7 @@ class Mixing:
             )
 
     def draw(self, usable: Tensor, generator: torch.Generator | None) -> Mix:
-        """Draw one mix for all samples; `usable`, bool [B], says which may be a partner."""
+        """Draw a mix for all samples; `usable`, bool [B], are the possible partners."""
         device = usable.device
         partners = torch.rand(len(usable), device=device, generator=generator).argsort()
         share = draw_shares(self.alpha, 1, device, generator)
@@ -65,17 +67,17 @@ class Mixing:
         return Mix(partners, shares, torch.randint(len(self.layers), (), device=device, generator=generator))
 
     def labeled_loss(self, method: Method, model: TwoStream, images: Tensor, labels: Tensor) -> Tensor:
-        """L_s of labeled images that are mixed with each other, labels and all."""
+        """L_s of labeled images that are mixed with each other, with their labels."""
         drawn = self.draw(torch.ones(len(labels), dtype=torch.bool, device=labels.device), method.generator)
         return method.labeled_loss(self.logits(model, images, drawn), drawn(method.as_probabilities(labels)))
 
     def logits(self, model: TwoStream, images: Tensor, drawn: Mix) -> Tensor:
         """Logits of samples that are mixed after the stage `self.layers[drawn.layer]`.
 
-        The choice stays on the device: at the other layers a sample's share is 1, which changes nothing.
+        The choice of the layer stays on the device: at all other layers the shares are 1, which changes nothing.
         """
         values = images
-        # What lies between two layers runs in one go.
+        # All stages between two layers run in one call.
         for begin, end in pairwise(sorted({-1, 0, *self.layers, len(model.student)})):
             if end > 0:
                 values = model.student[begin:end](values)
@@ -89,13 +91,13 @@ class Mixing:
 def draw_shares(alpha: float, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """The share that each of `count` samples keeps of itself: the larger part of a draw from Beta(α, α).
 
-    Beta(α, α) is the first of two shares of a symmetric Dirichlet, whose sampler takes a generator.
+    Drawn from a symmetric Dirichlet distribution, because torch's sampler of it takes a generator.
     """
     shares = torch._sample_dirichlet(torch.full((count, 2), alpha, device=device), generator)[:, 0]
     return torch.maximum(shares, 1.0 - shares)
 
 
 def mix(values: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
-    """Each sample of values [B, …] with its partner, shares [B] being what the sample itself keeps."""
+    """Mix each sample of values [B, …] with its partner; shares [B] are the parts that samples keep."""
     shares = shares.to(values.dtype).view(-1, *(1,) * (values.ndim - 1))
     return shares * values + (1.0 - shares) * values[partners]

@@ -1,13 +1,14 @@
 """NM (Wang et al., "Neighbor Matching for Semi-Supervised Learning", 2021).
 
-The label of an unlabeled image comes from labeled ones that look alike to the teacher: a memory keeps the latest
-features of each class, those that the teacher gets about right, and they vote with weights softmax(100 · cosine).
+The pseudo-label of an unlabeled image comes from labeled images with similar features of the teacher. A memory keeps
+the latest features of each class, if the teacher's prediction is about right, and these vote with weights softmax(100 ·
+cosine).
 
-Departures: the teacher starts as a copy after the labels-only epoch and predicts in evaluation mode; the published
-code averages from random weights, with batch statistics. The memory is empty at first; until a feature enters, the
-teacher's own prediction is the guess. λ^x, where guesses are aligned, is made of the teacher's own predictions, since
-labeled images would find themselves in the memory. In a multi-label set, which the paper has not, an image is
-kept under each of its labels, or under "none", and neighbours vote with all their labels.
+Departures: the teacher starts as a copy after the labels-only epoch and predicts in evaluation mode, while the
+published code averages from random weights, with batch statistics. While the memory is empty, the teacher's own
+prediction is the pseudo-label. With alignment, λ^x comes from the teacher's own predictions, because labeled images
+would find themselves in the memory. In a multi-label set, which the paper does not have, an image is kept under each of
+its labels, or under "none", and neighbours vote with all their labels.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from csda.models.two_stream import TwoStream
 
 
 class NeighborMatchingSettings(SelfTrainingSettings):
-    memory: int = Field(128, ge=1, le=MAX_CAPACITY, description="half the features that are kept")
-    enter: float = Field(0.3, ge=0, le=1, description="least confidence to be kept if wrong")
-    sharpness: float = Field(100.0, gt=0, le=10_000, description="how much more near neighbours count")
-    teacher: Literal["ema"] = Field("ema", description="who looks at the images")
+    memory: int = Field(128, ge=1, le=MAX_CAPACITY, description="half the number of features in the memory")
+    enter: float = Field(0.3, ge=0, le=1, description="confidence in the true class from which on an image is kept")
+    sharpness: float = Field(
+        100.0, gt=0, le=10_000, description="factor of the cosine; larger gives near neighbours more weight"
+    )
+    teacher: Literal["ema"] = Field("ema", description="network that computes the features")
 
 
 class NeighborMatching(SelfTraining):
@@ -75,7 +78,7 @@ class NeighborMatching(SelfTraining):
             predicted = (probs.argmax(dim=-1) == targets)[:, None]
         enters = members & ((probs >= self.enter) | predicted)
 
-        # A row per class: the batch, newest first, then what is held. Of those that are there, slot k takes the k-th.
+        # A row per class: the batch, newest first, then the memory. Slot k takes the k-th entry that exists.
         count = torch.cat((enters.flip(0).T, self.filled), dim=1).cumsum(dim=1)
         slots = torch.arange(1, self.filled.shape[1] + 1, device=count.device).repeat(len(count), 1)
         stays = torch.searchsorted(count, slots).clamp_(max=count.shape[1] - 1)
@@ -88,7 +91,7 @@ class NeighborMatching(SelfTraining):
         """The neighbours' labels by softmax(100 · cosine) for unit features [B, w]; `fallback` if there are none."""
         filled = self.filled.flatten()
         empty = torch.where(filled, 0.0, -1e9)
-        # Under autocast a product of bf16 would blur the cosines, which are multiplied by 100.
+        # In float32, because errors of bf16 in the cosines would be multiplied by 100.
         with torch.autocast(features.device.type, enabled=False):
             cosines = torch.addmm(empty, features, self.features.flatten(0, 1).T, alpha=self.sharpness)
             return torch.where(filled.any(), cosines.softmax(dim=-1) @ self.labels.flatten(0, 1), fallback)

@@ -1,7 +1,7 @@
-"""The paper's two parts for any self-training method: pseudo-labels are aligned, then queued.
+"""The paper's two parts, for any self-training method: pseudo-labels are aligned, then queued.
 
-`align` and `queue` are independent switches. With both off, guesses pass unchanged and the unlabeled batch itself is
-trained on; with both on, this is CSDA with its Variable Condition Queue.
+`align` and `queue` are independent switches. With both off, pseudo-labels do not change and training uses the unlabeled
+batch itself. With both on, this is CSDA with its Variable Condition Queue.
 """
 
 from __future__ import annotations
@@ -25,67 +25,69 @@ class RefinementSettings(Settings):
     """Settings of alignment and queue."""
 
     align: Literal["none", "da", "csda"] = Field("csda", description="correction of guesses")
-    momentum: float = Field(0.95, ge=0, lt=1, description="how slowly class averages follow")
+    momentum: float = Field(0.95, ge=0, lt=1, description="ω of the averages λ^x, λ^u, c^x and c^u, per step")
     temperature: Annotated[Literal["adaptive", "unlabeled"] | Annotated[float, Field(ge=0, le=10)], Reading(7)] = Field(
         1.0,
-        description="how peaked labeled averages stay: 1 as they are, 0 flat; adaptive: flatter for classes that are "
-        "sure on labeled images, unlabeled: on unlabeled ones",
+        description="T, the exponent of the rows of λ^x: 1 keeps them, 0 makes them uniform; adaptive: 1 − c^x, "
+        "unlabeled: 1 − c^u",
     )
     temperature_floor: Annotated[float, Reading(7)] = Field(
-        0.0, ge=0, le=1, description="the least that temperature is where it is no number"
+        0.0, ge=0, le=1, description="lower bound of an adaptive temperature"
     )
     condition: Annotated[Literal["label", "prediction", "truth"], Reading(24)] = Field(
         "label",
-        description="whether a labeled image counts for its label or for the class predicted for it; truth: for the "
-        "latter, and with its label instead of its prediction",
+        description="whether a labeled image counts in the row of its label or of its predicted class of λ^x; truth: "
+        "in the latter, with its label instead of its prediction",
     )
     against: Annotated[Literal["unlabeled", "labeled"], DETAIL] = Field(
-        "unlabeled", description="whose predictions labeled averages are divided by"
+        "unlabeled", description="what λ^x is divided by: λ^u, or mean predictions on the labeled images"
     )
     shrinkage: Annotated[float, DETAIL] = Field(
-        0.0, ge=0, le=1e6, description="images of each class for no change, added to those that averages rest on"
+        0.0, ge=0, le=1e6, description="κ, added to the counts of each class, which weakens alignment of rare classes"
     )
     basis: Annotated[Literal["diagonal"] | Annotated[float, Field(gt=0, le=1e6)], DETAIL] = Field(
-        "diagonal", description="each class from its own average, or from all of them by least squares with this ridge"
+        "diagonal", description="align by the diagonal of M, or by all of M, from least squares with this ridge"
     )
     shift: Annotated[Literal["none"] | Annotated[float, Field(gt=0, le=1e6)], DETAIL] = Field(
-        "none", description="whether unlabeled class frequencies are estimated and aligned to, with this ridge"
+        "none", description="align to estimated unlabeled class frequencies, with this ridge, or not"
     )
     guess_temperature: Annotated[float, DETAIL] = Field(
-        1.0, ge=0.1, le=10, description="below 1, aligned guesses are sharpened"
+        1.0, ge=0.1, le=10, description="temperature of aligned pseudo-labels; below 1 sharpens them"
     )
     absent: Annotated[Literal["replace", "ema"], Reading(3)] = Field(
-        "replace", description="an estimate for a class without guesses replaces its average, or enters it"
+        "replace", description="the estimate for a class without predictions replaces its average, or is averaged in"
     )
     share: Annotated[Literal["class", "batch"], Reading(1)] = Field(
-        "class", description="whether the confidence of a class is a mean over its own images or over the batch"
+        "class", description="c^x is a mean over the images of the class, or a sum divided by the batch size"
     )
     soft: Annotated[bool, Reading(15)] = Field(
-        True, description="learn towards probabilities; false: towards one class each"
+        True, description="train on probabilities; false: on the most probable class"
     )
 
     queue: Literal["none", "vcq"] = Field("vcq", description="choice of samples")
-    capacity: int = Field(512, ge=1, le=MAX_CAPACITY, description="samples that the queue holds")
-    gamma: float = Field(1.0, ge=0, le=10, description="0 shares it equally, 1 by confidence")
-    delta: float = Field(0.25, ge=0, le=1, description="most confidence needed to be queued")
+    capacity: int = Field(512, ge=1, le=MAX_CAPACITY, description="L, the number of samples in the queue")
+    gamma: float = Field(
+        1.0, ge=0, le=10, description="γ: queue lengths of the classes are equal (0) or proportional to confidence (1)"
+    )
+    delta: float = Field(0.25, ge=0, le=1, description="δ, upper bound of the confidence needed to enter the queue")
     minimum_length: Annotated[int, Reading(10)] = Field(
-        0, ge=0, le=MAX_CAPACITY, description="smallest length of each class in the queue"
+        0, ge=0, le=MAX_CAPACITY, description="smallest queue length of a class"
     )
     evict: Annotated[Literal["oldest", "least_confident"], Reading(11)] = Field(
-        "oldest", description="which sample leaves a class that is full"
+        "oldest", description="which sample leaves the queue of a full class"
     )
     repeats: Annotated[Literal["refresh", "keep"], Reading(12)] = Field(
-        "refresh", description="whether a sample that is queued again replaces its entry or gets one more"
+        "refresh", description="a sample that is queued again replaces its entry, or gets one more"
     )
 
     @property
     def observes(self) -> bool:
-        """Whether marginals are learned: not where nothing is aligned or queued by them."""
+        """Whether marginals are updated, because alignment or queue need them."""
         return self.align != "none" or self.queue != "none"
 
 
 class Refinement(nn.Module):
-    """Marginals and queue of one training; aligns and queues pseudo-labels."""
+    """Aligns and queues the pseudo-labels of one training."""
 
     predicted_shares: Tensor
     mean_guess: Tensor
@@ -113,7 +115,7 @@ class Refinement(nn.Module):
             AgnosticMarginals(classes, settings.momentum, num_labels=labels) if settings.align == "da" else None
         )
         shape = (classes,) if labels is None else (labels, classes)
-        # Ĉ and μ of `shift_weights`, and what follows from them; one while nothing is known.
+        # Ĉ and μ of `shift_weights`, and the resulting factors, 1 at first.
         self.register_buffer("predicted_shares", torch.zeros(*shape, classes))
         self.register_buffer("mean_guess", torch.full(shape, 1 / classes))
         self.queue = (
@@ -151,7 +153,7 @@ class Refinement(nn.Module):
             marginals.update_labeled(self._pairs(labeled_probs), targets)
 
     def refine(self, unlabeled_probs: Tensor) -> Tensor:
-        """Learn the marginals from guesses [B, n], and align them."""
+        """Update the marginals with pseudo-labels [B, n], and align these."""
         for marginals in self._kept():
             marginals.update_unlabeled(self._pairs(unlabeled_probs))
         if self.settings.shift != "none":
@@ -160,9 +162,9 @@ class Refinement(nn.Module):
         return self.align(unlabeled_probs)
 
     def align(self, unlabeled_probs: Tensor) -> Tensor:
-        """Eq. (10), or ReMixMatch's alignment, or nothing; then the estimated shift, and sharpening; [B, n] to [B, n].
+        """Eq. (10), ReMixMatch's alignment, or none; then the estimated shift, and sharpening; [B, n] to [B, n].
 
-        The shift is aligned to by a factor for each class, since λ^x ⊗ w instead of λ^x does the same.
+        The shift is a factor for each class, which is the same as λ^x ⊗ w instead of λ^x.
         """
         settings = self.settings
         if settings.align == "none" and settings.shift == "none" and settings.guess_temperature == 1.0:
@@ -177,7 +179,7 @@ class Refinement(nn.Module):
         return aligned[..., 1] if self.task.multi_label else aligned
 
     def targets(self, aligned: Tensor) -> Tensor:
-        """What is trained towards: the aligned guess as it is, or its class alone."""
+        """The targets: aligned pseudo-labels, or their most probable class."""
         if self.settings.soft:
             return aligned
         if self.task.multi_label:
@@ -185,7 +187,7 @@ class Refinement(nn.Module):
         return torch.zeros_like(aligned).scatter_(-1, aligned.argmax(dim=-1, keepdim=True), 1.0)
 
     def push(self, samples: Batch, aligned: Tensor) -> None:
-        """Offer samples to the queue, Eq. (15) to (17), with their images where it is to hold them."""
+        """Offer samples to the queue, Eq. (15) to (17), with their images if it stores images."""
         assert self.queue is not None
         images = None if self.queue.images is None else samples.pixels
         labeled_confidence, unlabeled_confidence = self._queue_confidences()
@@ -193,10 +195,9 @@ class Refinement(nn.Module):
         self.queue.push(samples.indices, membership, labeled_confidence, unlabeled_confidence, aligned, images)
 
     def queued(self, labeled: LabeledBatch, pool: ImagePool) -> tuple[Batch, Tensor, Tensor]:
-        """The queue's samples with their aligned guesses and a mask of the filled slots, always of the same shape.
-
-        While the whole queue is empty its slots show labeled images, masked off, so that BatchNorm sees real images in
-        natural proportions rather than one image many times.
+        """The queue's samples, targets and mask of filled slots, always of the same shape. While the queue is empty its
+        slots show labeled images, masked off, so that BatchNorm sees real images in natural proportions and not one
+        image many times.
         """
         assert self.queue is not None
         indices, aligned, mask = self.queue.contents()
@@ -204,7 +205,7 @@ class Refinement(nn.Module):
         return batch, aligned, mask
 
     def resume(self, pool: ImagePool) -> None:
-        """Fetch the images of a queue that holds them."""
+        """Fetch the images again, if the queue stores images."""
         if self.queue is not None and self.queue.images is not None:
             self.queue.images.copy_(pool.batch(self.queue.indices).pixels)
 
@@ -241,11 +242,11 @@ class Refinement(nn.Module):
         return labeled, unlabeled
 
     def _membership(self, aligned: Tensor, unlabeled_confidence: Tensor) -> Tensor:
-        """Each multi-label sample [B, K] in one class of the queue, [B, K + 1].
+        """Assign each multi-label sample [B, K] to one class of the queue, [B, K + 1].
 
-        The label whose probability exceeds its threshold by the largest factor, or "none" where no label exceeds its
-        own, with the probability that even the likeliest label is absent. This is the project's extension: the paper
-        defines the queue by an argmax, which several labels at once do not have.
+        It is the label with the largest ratio of probability to threshold, or "none" if no label exceeds its threshold.
+        The probability of "none" is that the most probable label is absent. This is an extension of this project: the
+        paper defines the queue by an argmax, which does not exist for several labels.
         """
         limits = thresholds(unlabeled_confidence, self.settings.delta)[:-1]
         excess, label = (aligned / limits.clamp_min(1e-6)).max(dim=-1)

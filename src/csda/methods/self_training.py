@@ -1,10 +1,10 @@
 """Self-training, plain or with the paper's parts: Algorithm 1.
 
-A teacher guesses labels for unlabeled images, the guesses are aligned and queued, and the student learns from the
-labeled batch and the queue. `csda`, `da`, `vcq` and `self-train` are this file with other settings. Other methods that
-train on their own guesses keep its step and replace what is theirs: `guess`, `admit`, `learn` or `trained_view`.
+A teacher predicts pseudo-labels for unlabeled images, these are aligned and queued, and the student learns from the
+labeled batch and the queue. `csda`, `da`, `vcq` and `self-train` are this class with different settings. Other methods
+with pseudo-labels keep its `step` and replace `guess`, `admit`, `learn` or `trained_view`.
 
-What the paper leaves open is a setting; docs/explanation/readings.md lists the readings.
+Each point that the paper leaves open is a setting; docs/explanation/readings.md lists them.
 """
 
 from __future__ import annotations
@@ -27,56 +27,56 @@ from csda.models.two_stream import TwoStream
 
 
 class SelfTrainingSettings(MixingSettings, RefinementSettings):
-    """Settings of teacher and schedule, beside those of alignment and queue."""
+    """Settings of teacher and schedule, besides those of alignment and queue."""
 
-    weight: float = Field(1.0, ge=0, le=1e6, description="final weight of the loss on guesses")
+    weight: float = Field(1.0, ge=0, le=1e6, description="final weight η of the unlabeled loss")
     weight_ramp: Annotated[bool, Reading(20)] = Field(
-        True, description="the weight of the loss on guesses grows from zero; false: it is constant"
+        True, description="the weight of the unlabeled loss grows from zero; false: it is constant"
     )
-    teacher: Literal["ema", "none"] = Field("ema", description="whether averaged weights guess")
+    teacher: Literal["ema", "none"] = Field(
+        "ema", description="predict pseudo-labels with averaged weights (ema) or with the student (none)"
+    )
     teacher_start: Annotated[Literal["copy", "initial"], Reading(16)] = Field(
-        "copy", description="the average begins as the student after the labels-only epochs, or before them"
+        "copy", description="the teacher begins as the student after the labels-only epochs (copy) or before them"
     )
-    teacher_momentum: float = Field(0.999, ge=0, le=1, description="how slowly the average follows")
+    teacher_momentum: float = Field(0.999, ge=0, le=1, description="ω of the teacher's average")
     teacher_update: Annotated[Literal["step", "epoch"], Reading(16)] = Field(
-        "step", description="how often the average follows the student"
+        "step", description="how often the teacher is updated"
     )
     teacher_mode: Annotated[Literal["eval", "train"], Reading(18)] = Field(
-        "eval", description="mode of BatchNorm and dropout in the network that guesses"
+        "eval", description="mode of BatchNorm and dropout for pseudo-labels"
     )
     refresh: Annotated[Literal["step", "epoch"], Reading(13)] = Field(
-        "step", description="how often averages of classes and queue are renewed"
+        "step", description="how often class averages and queue are updated"
     )
     refresh_batch_size: Annotated[int, Reading(5)] = Field(
-        128, ge=1, le=65_536, description="images at a time where they are renewed by epoch"
+        128, ge=1, le=65_536, description="batch size of updates by epoch"
     )
-    rebuild: Annotated[bool, Reading(11)] = Field(False, description="empty the queue before it is renewed by epoch")
+    rebuild: Annotated[bool, Reading(11)] = Field(False, description="empty the queue before each update by epoch")
     order: Annotated[Literal["update_first", "train_first"], Reading(23)] = Field(
-        "update_first", description="whether a step renews the queue first or learns from it first"
+        "update_first", description="a step updates the queue first, or trains first"
     )
     labeled_from: Annotated[Literal["teacher", "student", "start", "folds"], Reading(22)] = Field(
         "teacher",
-        description="whose predictions make the labeled averages; start: those after the labels-only epochs, folds: "
-        "those of networks that have not learned from the image",
+        description="network with the predictions for λ^x; start: those after the labels-only epochs, folds: "
+        "out-of-fold predictions",
     )
     guesses_from: Annotated[Literal["network", "folds", "both"], DETAIL] = Field(
-        "network", description="who guesses: the network in training, those of the folds, or both, in the mean"
+        "network", description="pseudo-labels by the network in training, by those of the folds, or by the mean of both"
     )
-    folds: Annotated[int, DETAIL] = Field(
-        5, ge=2, le=100, description="parts of the labeled images that are predicted from the others"
-    )
+    folds: Annotated[int, DETAIL] = Field(5, ge=2, le=100, description="number of folds of the labeled images")
     fold_network: Annotated[Literal["head", "body"], DETAIL] = Field(
-        "head", description="what learns from the others: a last layer on the network as it begins, or a whole network"
+        "head", description="network of a fold: a last layer on the network before training, or a whole network"
     )
-    fold_epochs: Annotated[int, DETAIL] = Field(4, ge=1, le=100_000, description="epochs of a whole network")
+    fold_epochs: Annotated[int, DETAIL] = Field(4, ge=1, le=100_000, description="epochs of a whole network of a fold")
     passes: Annotated[Literal["one", "two"], Reading(21)] = Field(
-        "one", description="labeled and queued images go through the student together, or apart"
+        "one", description="labeled and queued images pass the student together, or apart"
     )
     mix_labels: bool = Field(False, description="mix labeled images with each other")
 
     @property
     def cross_fit(self) -> CrossFit | None:
-        """What is to be predicted by folds, if anything is."""
+        """The out-of-fold predictions that these settings need, if any."""
         guesses = self.guesses_from != "network"
         if not guesses and not (self.labeled_from == "folds" and (self.observes or self.shift != "none")):
             return None
@@ -86,7 +86,7 @@ class SelfTrainingSettings(MixingSettings, RefinementSettings):
     def _has_labeled_images(self) -> Self:
         if self.mix_labels and self.labeled_from == "student" and self.observes:
             raise ConfigError(
-                "mix_labels = true leaves the student no labeled image to make λ^x from; "
+                "with mix_labels the student has no unmixed labeled image to compute λ^x from; "
                 "choose labeled_from = 'teacher' or 'start'"
             )
         return self
@@ -96,14 +96,14 @@ class SelfTraining(Method):
     """Pseudo-labels from a teacher θ_e¹ (or the student itself), refined, for a student θ_e²."""
 
     trained_view: ClassVar[View] = "weak"
-    """Which view of an unlabeled image the student learns from."""
+    """The view of an unlabeled image that the student trains on."""
 
     fold_labeled: Tensor
-    """What networks that have not learned from it predict for each labeled image, [N, n]."""
+    """Out-of-fold predictions for each labeled image, [N, n]."""
     fold_unlabeled: Tensor
-    """What these networks predict in the mean for each unlabeled image, where it is asked for."""
+    """Mean predictions of the folds' networks for each unlabeled image, if requested."""
     guess_frequencies: Tensor
-    """Mean of the guesses that were trained on; learned where logits are adjusted."""
+    """Mean of the pseudo-labels that were trained on; updated if logits are adjusted."""
 
     def __init__(self, task: Task, settings: SelfTrainingSettings) -> None:
         super().__init__(task)
@@ -137,9 +137,9 @@ class SelfTraining(Method):
     def step(
         self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
     ) -> StepOutput:
-        """Algorithm 1: the teacher guesses, guesses are aligned and queued, the student learns, the teacher follows.
+        """Algorithm 1: pseudo-labels of the teacher are aligned and queued, the student learns, the teacher is updated.
 
-        A step ends with its loss, so the teacher follows the student's last update at the beginning of the next one.
+        A step ends with its loss, so the teacher follows the student's update at the beginning of the next step.
         """
         settings = self.settings
         renews = settings.refresh == "step" and self.refinement.queue is not None
@@ -185,14 +185,14 @@ class SelfTraining(Method):
         return self.refinement.history()
 
     def predict(self, model: TwoStream, *images: Tensor) -> Tensor:
-        """What the teacher, or without one the student in evaluation mode, predicts: probabilities, no gradient."""
+        """Probabilities of the teacher, or without one of the student in evaluation mode; no gradient."""
         logits = model.teach(*images) if self.settings.teacher == "ema" else model.guess(*images)
         return self.probabilities(logits)
 
     def guess(
         self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch
     ) -> tuple[Tensor, Tensor]:
-        """Predictions for labeled images, which make λ^x, and guesses for unlabeled ones, [B, n] each."""
+        """Predictions for labeled images, for λ^x, and pseudo-labels for unlabeled ones, [B, n] each."""
         labeled_images = self.observed_by_teacher(labeled_images)
         if self.settings.guesses_from == "folds":
             labeled_probs = self.predict(model, labeled_images) if len(labeled_images) else self.fold_labeled[:0]
@@ -204,16 +204,16 @@ class SelfTraining(Method):
         return labeled_probs, unlabeled_probs
 
     def observed_by_teacher(self, labeled_images: Tensor) -> Tensor:
-        """Labeled images that the teacher must predict for λ^x: all, or none where λ^x comes from elsewhere."""
+        """Labeled images that the teacher must predict for λ^x; none if λ^x comes from elsewhere."""
         asked = self.settings.labeled_from == "teacher" and self.settings.observes
         return labeled_images if asked else labeled_images[:0]
 
     def renew(self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch) -> Tensor:
-        """Guess, align, queue: renew marginals and queue from one pair of batches; gives the aligned guesses."""
+        """Update marginals and queue from a labeled and an unlabeled batch, and return the aligned pseudo-labels."""
         labeled_probs, unlabeled_probs = self.guess(model, labeled_images, targets, unlabeled)
         if self.settings.labeled_from == "teacher":
             self.refinement.observe_labeled(labeled_probs, targets)
-        # Guesses that stay as they are have exact averages from the beginning.
+        # Pseudo-labels that never change have exact averages from the beginning.
         fixed = self.settings.guesses_from == "folds"
         aligned = self.refinement.align(unlabeled_probs) if fixed else self.refinement.refine(unlabeled_probs)
         if self.refinement.queue is not None:
@@ -229,7 +229,7 @@ class SelfTraining(Method):
         pool: ImagePool,
         progress: Tensor,
     ) -> tuple[Batch, Tensor, Tensor]:
-        """The samples to train on, their targets [B, n] and a mask [B]: from the queue, or the unlabeled batch."""
+        """The samples to train on, their targets [B, n] and mask [B], from the queue or the unlabeled batch."""
         if self.refinement.queue is not None:
             samples, aligned, mask = self.refinement.queued(labeled, pool)
         else:
@@ -238,7 +238,7 @@ class SelfTraining(Method):
         return samples, self.refinement.targets(aligned), self.admit(aligned, mask, progress)
 
     def admit(self, aligned: Tensor, mask: Tensor, progress: Tensor) -> Tensor:
-        """Which samples are trained on, among those that `mask` [B] offers, by their aligned guesses [B, n]."""
+        """The samples in `mask` [B] to train on, by their aligned pseudo-labels [B, n]."""
         return mask
 
     def learn(
@@ -267,9 +267,9 @@ class SelfTraining(Method):
         return super().unlabeled_loss(self.adjusted_by_guesses(logits, targets, mask), targets, mask)
 
     def adjusted_by_guesses(self, logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        """Logits with the frequencies of the guesses in them, for the loss on these, where logits are adjusted at all.
+        """Logits with the class frequencies of the pseudo-labels added, if logits are adjusted.
 
-        Alignment and queue change how often a class is guessed, so the labeled frequencies would not do.
+        Alignment and queue change these frequencies, so the labeled frequencies would be wrong.
         """
         if not self.recipe.adjust:
             return logits
@@ -281,11 +281,11 @@ class SelfTraining(Method):
         return logits.float() + self.offset(self.guess_frequencies)
 
     def observe(self, labeled_probs: Tensor, labels: Tensor) -> None:
-        """Make λ^x of the student's own predictions."""
+        """Update λ^x with the student's own predictions."""
         self.refinement.observe_labeled(labeled_probs, labels)
 
     def renew_all(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
-        """One pass over the unlabeled images in shuffled batches, each beside a batch of labeled ones."""
+        """`renew` in one pass over the unlabeled images in shuffled batches, each with a batch of labeled ones."""
         size = self.settings.refresh_batch_size
         labeled_batches = cycle(list(labeled_set.order(size, shuffled=True)))
         for unlabeled, labeled in zip(pool.fetch(size, shuffled=True), labeled_batches, strict=False):

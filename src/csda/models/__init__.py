@@ -1,1 +1,1 @@
-"""Networks: the paper's AlexNet, other backbones by name, and the two streams around them."""
+"""Networks: the paper's AlexNet, other backbones by name, and the model with teacher and student."""

@@ -1,8 +1,8 @@
 """Networks of other packages by name, `timm:NAME` and `monai:NAME`, each an encoder of one stage.
 
-They are built with random weights; `csda.models.weights` knows how to begin with others. They see three channels, into
-which grey is repeated. Dropout inside of them is switched off: it would draw from another generator than that of the
-run, which then would not end alike after a resume. That of the run follows their features.
+They are built with random weights; `csda.models.weights` loads others. They take three channels; grey is repeated.
+Their own dropout is switched off, because it does not use the generator of the run, so a resumed run would end
+differently. The run's dropout is applied to their features.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from csda.models.mobilenet import Normalize
 LIBRARIES = ("timm", "monai")
 
 PREFIX = "0.1."
-"""What the network's names of its tensors begin with among those of the encoder."""
+"""Prefix of the network's tensors in the encoder's state dict."""
 
 
 class Network(NamedTuple):
-    """A network without its classifier, and how it sees images."""
+    """A network without its classifier, and its normalisation of images."""
 
     body: nn.Module
     normalize: Normalize
     classifiers: tuple[str, ...]
-    """What the names of the classifier's tensors begin with."""
+    """Prefixes of the classifier's tensors."""
 
 
 class _Family(NamedTuple):
-    """Networks of MONAI that are made in the same way, by their names there."""
+    """Networks of MONAI that are built in the same way, by their names in MONAI."""
 
     names: tuple[str, ...]
     settings: dict[str, Any]
@@ -69,29 +69,29 @@ _MONAI = (
 
 
 def is_adapted(backbone: str) -> bool:
-    """Whether another package has this network."""
+    """Whether this is a network of another package."""
     return backbone.partition(":")[0] in LIBRARIES and ":" in backbone
 
 
 def adapt(backbone: str, image_size: int, channels: int, dropout: float) -> Encoder:
-    """The network as an encoder, whose width a black image tells."""
+    """The network as an encoder. Its width is found by passing a black image."""
     body, normalize, _ = open_network(backbone)
     with torch.device("cpu"), torch.no_grad():
         try:
             features = body.eval()(normalize(torch.zeros(1, channels, image_size, image_size)))
-        except Exception as error:  # networks refuse a size in ways of their own
+        except Exception as error:  # networks refuse a size with different errors
             raise ConfigError(
                 f"image_size = {image_size} does not fit backbone {backbone}: {_first_line(error)}"
             ) from None
     if not isinstance(features, torch.Tensor) or features.ndim != 2:
-        raise ConfigError(f"backbone {backbone} does not give one vector of features an image; choose another network")
+        raise ConfigError(f"backbone {backbone} does not give one feature vector per image; choose another network")
     return Encoder(nn.Sequential(normalize, body.train(), Dropout(dropout)), width=features.shape[1])
 
 
 def open_network(backbone: str, *, pretrained: bool = False) -> Network:
-    """The network with random weights, or with those that timm fetches."""
+    """The network with random weights, or with timm's published ones."""
     library, _, name = backbone.partition(":")
-    with torch.device("cpu"):  # also while others are built without memory: theirs may compute with their tensors
+    with torch.device("cpu"):  # not on the meta device: some networks compute with their tensors while they are built
         network = _open_timm(name, pretrained) if library == "timm" else _open_monai(name)
     for module in network.body.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -109,7 +109,7 @@ def _open_timm(name: str, pretrained: bool) -> Network:
         raise _unknown("timm", name, known)
     try:
         body = timm.create_model(name, pretrained=pretrained, num_classes=0)
-    except Exception as error:  # of the network, of its server, of the disk
+    except Exception as error:  # errors of the network connection, the server or the disk
         if pretrained:
             raise ConfigError(
                 f"pretrained = true: timm could not get the weights of {name} ({_first_line(error)}); "
@@ -130,7 +130,7 @@ def _open_monai(name: str) -> Network:
     settings = family.settings | {"spatial_dims": 2}
     if name in _EFFICIENTNETS:
         settings["model_name"] = name
-    # A class, but of a ResNet the function that fixes its depth.
+    # A class; for a ResNet, the function that sets its depth.
     made_by = {"ResNet": name.lower(), "effici": "EfficientNetBN"}.get(name[:6], name)
     body = getattr(networks, made_by)(**settings)
     body.set_submodule(family.classifier, nn.Identity())
@@ -144,10 +144,10 @@ def _import(package: str, module: str) -> Any:
         if error.name == package:
             raise ConfigError(f"backbone = '{package}:…' needs {package}; pip install 'csda[{package}]'") from None
         reason = str(error)
-    except Exception as error:  # torchvision, which timm imports, stops at operators that it does not find
+    except Exception as error:  # timm imports torchvision, which raises this if its operators are missing
         reason = f"{type(error).__name__}: {_first_line(error)}"
     raise ConfigError(
-        f"backbone = '{package}:…': {package} is installed and cannot be loaded ({reason}); a torchvision that was "
+        f"backbone = '{package}:…': {package} is installed but cannot be loaded ({reason}); a torchvision that was "
         "built for another torch does this: install both from the same place"
     )
 

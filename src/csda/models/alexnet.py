@@ -1,7 +1,7 @@
-"""The paper's network: a small AlexNet, the one of the GLM and Neighbor Matching experiments.
+"""The paper's network: the small AlexNet of the GLM and Neighbor Matching experiments.
 
-Five blocks `Conv(k=4, s=2, p=1) → ReLU → BatchNorm` halve the image five times; two linear layers with dropout end
-the encoder θ_e in 256 features, and `ReLU → Linear` is the shared head θ_fc. With 128×128 colour images and seven
+Five blocks `Conv(k=4, s=2, p=1) → ReLU → BatchNorm` halve the image five times. Two linear layers with dropout complete
+the encoder θ_e with 256 features, and `ReLU → Linear` is the shared head θ_fc. With 128×128 colour images and seven
 classes that is 9,691,591 parameters, the paper's 9.692M.
 """
 

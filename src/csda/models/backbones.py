@@ -1,4 +1,4 @@
-"""Encoders by name: a function of image size, channels and dropout, and a line in `BACKBONES`."""
+"""Encoders by name. Each is a function of image size, channels and dropout, and a line in `BACKBONES`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ResidualBlock(nn.Module):
 
 
 def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
-    """ResNet-18 (He et al., 2016) from random weights, its 512 features projected to 256."""
+    """ResNet-18 (He et al., 2016) with random weights, and its 512 features projected to 256."""
     stem = nn.Sequential(
         nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
     )
@@ -48,7 +48,7 @@ def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
 
 
 VECTORS = "vectors:"
-"""With their width after it, stands for no network at all: samples are feature vectors already."""
+"""Followed by a width: no network, samples are feature vectors already."""
 
 BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {
     "alexnet": alexnet,
@@ -73,10 +73,10 @@ def build_encoder(name: str, image_size: int, channels: int, dropout: float) -> 
 
 
 def check_encoder(name: str, image_size: int, channels: int, dropout: float) -> None:
-    """Refuse an unknown backbone or an image size that it cannot take, by a pass through a network without memory."""
+    """Refuse an unknown backbone or image size, by a pass through the network on torch's meta device."""
     with torch.device("meta"):
         encoder = build_encoder(name, image_size, channels, dropout).eval()
-    if is_adapted(name) or name.startswith(VECTORS):  # the image has passed already, or there is none
+    if is_adapted(name) or name.startswith(VECTORS):  # `adapt` has passed an image already, or there are no images
         return
     try:
         with torch.no_grad():

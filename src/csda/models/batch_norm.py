@@ -14,7 +14,7 @@ _AXES = (0, 2, 3)
 
 
 class SharedBatchNorm2d(nn.BatchNorm2d):
-    """Takes the place of a BatchNorm, its weights, statistics and names; means are over the images of all processes."""
+    """Replaces a BatchNorm, with the same weights, statistics and names. Means are over the images of all processes."""
 
     def __init__(self, ordinary: nn.BatchNorm2d, ranks: Ranks) -> None:
         super().__init__(ordinary.num_features, ordinary.eps, ordinary.momentum)
@@ -38,7 +38,7 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
 
 
 def _moments(values: Tensor, number: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Mean and variance [C] of each channel over all processes, from those of the parts, in one message."""
+    """Mean and variance [C] of each channel over all processes, from those of each process, in one message."""
     values = _wide(values)
     parts = values.new_zeros(ranks.size, 3, values.shape[1])
     if len(values):
@@ -69,7 +69,7 @@ class _Normalize(torch.autograd.Function):
         normal = (_wide(values) - _channels(mean)) * _channels(scale)
         gradient = _wide(gradient)
         sums = torch.stack((gradient.sum(_AXES), (gradient * normal).sum(_AXES)))
-        # The weights' gradients stay those of this part, as they do in all layers; mean and scale hang on all parts.
+        # Gradients of the weights are those of this part, as in all layers; mean and scale depend on all parts.
         bias_gradient, weight_gradient = sums.clone()
         mean_gradient, mean_product = ctx.ranks.sum(sums) / ctx.number
         inner = gradient - _channels(mean_gradient) - normal * _channels(mean_product)
@@ -85,7 +85,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _wide(values: Tensor) -> Tensor:
-    """At least float32, in which bf16 is to be summed."""
+    """Convert to at least float32, because bf16 has too few digits for sums."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 

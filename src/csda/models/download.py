@@ -1,4 +1,4 @@
-"""Download files of weights, check their SHA-256, and move them into the cache."""
+"""Download weights, check their SHA-256, and move them into the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from csda.errors import CsdaError
 from csda.folders import default_cache
 
 TIMEOUT = 30.0
-"""Seconds to wait for a silent server."""
+"""Timeout of the server in seconds."""
 
 CHUNK = 1 << 20
 
@@ -27,11 +27,11 @@ class Download:
 
     address: str
     digest: str
-    """How its SHA-256 begins: as many digits as were published."""
+    """The published first digits of its SHA-256."""
 
     @property
     def path(self) -> Path:
-        """Where it lies once it was fetched."""
+        """Its path in the cache."""
         return default_cache() / "weights" / self.address.rpartition("/")[2]
 
     def matches(self, path: Path) -> bool:
@@ -44,9 +44,9 @@ class Download:
 
 
 def fetch(download: Download, progress: Callable[[int, int], None] = lambda done, total: None) -> Path:
-    """The file in the cache, fetched where it is not there or damaged; `progress(done, total)` counts bytes.
+    """The file in the cache, downloaded if it is missing or damaged; `progress(done, total)` counts bytes.
 
-    What arrives goes to another name and gets its own when it is whole and has the published SHA-256.
+    The download has a temporary name until it is complete and has the published SHA-256.
     """
     path = download.path
     try:
@@ -90,6 +90,6 @@ def fetch(download: Download, progress: Callable[[int, int], None] = lambda done
 
 def _broken(download: Download, problem: str) -> CsdaError:
     return CsdaError(
-        f"{download.address}: {problem}; nothing was kept: try again, or fetch it by other means and put it at "
+        f"{download.address}: {problem}; nothing was kept: try again, or download it by other means and put it at "
         f"{download.path}, or give it with weights=FILE"
     )

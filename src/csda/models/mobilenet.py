@@ -1,7 +1,7 @@
 """MobileNetV2 (Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", 2018).
 
-Its blocks widen their input by 1×1 convolutions, filter each channel by itself and narrow the result. EfficientNet-Lite
-is made of the same. The normalisation of images is the network's first layer, so nobody else needs to know of it.
+Its blocks widen their input by a 1×1 convolution, apply a depthwise convolution, and narrow the result.
+EfficientNet-Lite has the same blocks. The first layer normalises the images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FEATURES = 1280
 
 
 class Group(NamedTuple):
-    """Blocks of one width one after the other; the first of them has the stride."""
+    """A sequence of blocks of one width; the first has the stride."""
 
     expansion: int
     outputs: int
@@ -57,7 +57,7 @@ class Normalize(nn.Module):
 
 
 class PaddedAtTheEnd(nn.Conv2d):
-    """A convolution with the padding of TensorFlow: where it is uneven, the end of a row or column gets more."""
+    """A convolution with the padding of TensorFlow: if it is odd, the end of a row or column gets more."""
 
     def forward(self, values: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
@@ -66,7 +66,7 @@ class PaddedAtTheEnd(nn.Conv2d):
 
 
 class Layer(nn.Sequential):
-    """`Conv → BatchNorm → ReLU6`, the last where it is `active`, with `tensorflow` as networks from there have it."""
+    """`Conv → BatchNorm → ReLU6`, the last only if `active`; `tensorflow` selects its padding and BatchNorm."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Layer(nn.Sequential):
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel, narrow; added to the input where that has the same shape."""
+    """Widen, depthwise convolution, narrow; added to the input if the shapes are equal."""
 
     def __init__(
         self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int, *, tensorflow: bool
@@ -112,7 +112,7 @@ class InvertedResidual(nn.Module):
 def build_stages(
     normalize: Normalize, stages: Sequence[Sequence[Group]], dropout: float, *, tensorflow: bool
 ) -> Encoder:
-    """An encoder of five stages, each of which halves the image, and one that pools: the places of AlexNet's."""
+    """An encoder of five stages that halve the image and one that pools, like AlexNet's."""
     modules, width = [], _STEM
     for stage in stages:
         blocks = nn.Sequential()
@@ -129,7 +129,7 @@ def build_stages(
 
 
 def mobilenet_v2(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
-    """MobileNetV2 of width 1 without its classifier, images of any size to 1,280 features."""
+    """MobileNetV2 of width 1 without its classifier: images of any size to 1,280 features."""
     return build_stages(Normalize(*_NORMALIZATION), _STAGES, dropout, tensorflow=False)
 
 

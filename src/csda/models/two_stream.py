@@ -1,4 +1,4 @@
-"""Teacher θ_e¹ and student θ_e² with the head θ_fc they share (the paper's Section 3.4 and Figure 2)."""
+"""Teacher θ_e¹ and student θ_e² with a common head θ_fc (the paper's Section 3.4 and Figure 2)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from csda.models.encoder import Encoder
 
 
 def probabilities(logits: Tensor, multi_label: bool) -> Tensor:
-    """A distribution over classes, or in a multi-label set each label's own probability, in float32."""
+    """Softmax, or in a multi-label set a sigmoid for each label, in float32."""
     return torch.sigmoid(logits.float()) if multi_label else torch.softmax(logits.float(), dim=-1)
 
 
 class TwoStream(nn.Module):
     """Two encoders of one architecture and a common head.
 
-    Gradients reach the student and the head. The teacher is a copy that follows the student by moving average; it
-    predicts in evaluation mode, its BatchNorm statistics averaged like its weights, unless `teacher_trains` asks for
-    batch statistics and dropout, as the Neighbor Matching code has it. The head of a frozen network sees features as
-    they are, not `rectified`.
+    The student and the head are trained by gradient. The teacher is a moving average of the student, including
+    BatchNorm statistics. It predicts in evaluation mode, or with `teacher_trains` with batch statistics and dropout, as
+    in the code of Neighbor Matching. The head of a frozen network has no ReLU before it (`rectified` is false).
     """
 
     def __init__(
@@ -41,14 +40,14 @@ class TwoStream(nn.Module):
         self.ranks = Ranks()
 
     def forward(self, *images: Tensor) -> Tensor:
-        """Logits of the student: what is trained, and what predicts in the end.
+        """Logits of the student, which is trained and predicts in the end.
 
-        Several tensors of images go through in one pass, and share the statistics of BatchNorm.
+        Several tensors of images pass as one batch and share BatchNorm statistics.
         """
         return self.ranks.map(lambda *parts: self.head(self.student(*parts)), *images)
 
     def forward_apart(self, *images: Tensor) -> Tensor:
-        """Logits of the student for tensors of images that have statistics of BatchNorm of their own."""
+        """Logits of the student for tensors of images, each with its own BatchNorm statistics."""
         if self.ranks.alone:
             logits: Tensor = self.head(self.student.forward_apart(*images))
             return logits
@@ -63,7 +62,7 @@ class TwoStream(nn.Module):
 
     @torch.no_grad()
     def guess(self, *images: Tensor) -> Tensor:
-        """Logits of the student as it would predict: evaluation mode, no gradient."""
+        """Logits of the student in evaluation mode, without gradient."""
         training = self.student.training
         self.student.eval()
         logits: Tensor = self(*images)
@@ -72,7 +71,7 @@ class TwoStream(nn.Module):
 
     @torch.no_grad()
     def start_teacher(self) -> None:
-        """The teacher becomes a copy of the student, which the labels-only epoch has trained."""
+        """Copy the student, after its labels-only epoch, to the teacher."""
         for ours, theirs in zip(_state(self.teacher), _state(self.student), strict=True):
             ours.copy_(theirs)
 
@@ -91,7 +90,7 @@ class TwoStream(nn.Module):
 
     @torch.no_grad()
     def follow(self, other: TwoStream, momentum: float) -> None:
-        """Move what predicts, student and head, towards those of another: ours ← m · ours + (1 − m) · theirs."""
+        """Average student and head with those of another model: ours ← m · ours + (1 − m) · theirs."""
         for ours, theirs in ((self.student, other.student), (self.head, other.head)):
             if state := _state(ours):
                 torch._foreach_lerp_(state, _state(theirs), 1.0 - momentum)
@@ -108,7 +107,7 @@ class TwoStream(nn.Module):
                 module.generator = generator
 
     def share(self, ranks: Ranks) -> None:
-        """Let several processes pass a part of the images each, instead of all passing all of them."""
+        """Divide the images of each pass among several processes."""
         self.ranks = ranks
         for module in list(self.modules()):
             if isinstance(module, Dropout):
@@ -118,7 +117,7 @@ class TwoStream(nn.Module):
                     setattr(module, name, SharedBatchNorm2d(child, ranks))
                 elif isinstance(child, nn.modules.batchnorm._BatchNorm):
                     raise ConfigError(
-                        f"this backbone has a BatchNorm of its own, {type(child).__name__}, which several processes "
+                        f"this backbone has its own BatchNorm, {type(child).__name__}, which several processes "
                         "cannot share; train in one process, or choose another backbone"
                     )
 

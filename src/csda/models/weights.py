@@ -1,4 +1,4 @@
-"""Published weights for encoders: where they are, and how their tensors map to ours."""
+"""Published weights of encoders: where to get them, and how their tensors are named."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from csda.models.download import Download, fetch
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """How the weights of a backbone were published."""
+    """Published weights of a backbone."""
 
     namings: tuple[Callable[[], Iterable[str]], ...]
-    """Each gives the names of convolutions and norms, in the order of the network, as one publisher has them."""
+    """For each publisher, a function with its names of the convolutions and norms, in the order of the network."""
     classifiers: tuple[str, ...]
-    """What the names of tensors begin with that are left out."""
+    """Prefixes of tensors to leave out."""
     place: Callable[[], Path] | Download
-    """Gives the file that an installed package brings, or says where the file is fetched from."""
+    """Returns the file of an installed package, or where to download it."""
     way: str
-    """The command that installs them."""
+    """The command to install them."""
     size: str
     source: str
     licence: str
@@ -56,7 +56,7 @@ PUBLISHED: dict[str, Published] = {
     "mobilenet_v2": Published(
         (mobilenet.torchvision_names,),
         ("classifier.",),
-        # Of the SHA-256 the first eight digits are published, as a part of the name.
+        # The file name has the first eight digits of the SHA-256.
         Download("https://download.pytorch.org/models/mobilenet_v2-7ebf99e0.pth", "7ebf99e0"),
         "csda weights get mobilenet_v2",
         "13.6 MB",
@@ -73,19 +73,19 @@ def find_weights(backbone: str) -> Path:
         return place()
     if not place.path.is_file():
         raise ConfigError(
-            f"pretrained = true: the weights of {backbone} are not at hand; fetch them with "
+            f"pretrained = true: the weights of {backbone} are not installed; get them with "
             f"`{PUBLISHED[backbone].way}`, or give a file with weights=FILE"
         )
     if not place.matches(place.path):
         raise ConfigError(
-            f"{place.path}: not the published file, whose SHA-256 begins with {place.digest}; fetch it anew with "
+            f"{place.path}: not the published file, whose SHA-256 begins with {place.digest}; download it again with "
             f"`{PUBLISHED[backbone].way}`, or give a file with weights=FILE"
         )
     return place.path
 
 
 def fetch_weights(backbone: str) -> Path:
-    """The same, downloaded where it is missing."""
+    """The same, downloaded if it is missing."""
     if backbone not in PUBLISHED:
         close = difflib.get_close_matches(backbone, PUBLISHED, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -95,9 +95,9 @@ def fetch_weights(backbone: str) -> Path:
 
 
 def read_weights(backbone: str, pretrained: bool, file: str | None) -> dict[str, Tensor] | None:
-    """The state dict that the encoder starts from; None for random weights.
+    """The initial state dict of the encoder; None for random weights.
 
-    They are those of `file`, or with `pretrained` alone the published ones that are available.
+    It comes from `file`, or with `pretrained` from the published weights.
     """
     if not pretrained and file is None:
         return None
@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ConfigError(f"{path}: does not exist; give the file of weights with weights=FILE") from None
-    except Exception as error:  # whatever a file that is none makes the readers say
+    except Exception as error:  # any error of the readers on a file of another kind
         raise ConfigError(
             f"{path}: no file of weights ({type(error).__name__}); give a .safetensors or .pth file of tensors by name"
         ) from None
@@ -132,7 +132,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _read_adapted(backbone: str, file: str | None) -> dict[str, Tensor]:
-    """The weights of a network of another package: those of `file`, or those that timm fetches."""
+    """The weights of a network of another package, from `file` or from timm."""
     if file is None and backbone.startswith("monai:"):
         raise ConfigError(
             f"pretrained = true: no weights of {backbone} are known; give a file with weights=FILE, or leave it out"
@@ -145,7 +145,7 @@ def _read_adapted(backbone: str, file: str | None) -> dict[str, Tensor]:
 
 
 def _fit(path: Path, tensors: dict[str, Tensor], backbone: str, published: Published) -> dict[str, Tensor]:
-    """The tensors of a file by the encoder's names."""
+    """Rename the tensors of a file to the encoder's names."""
     with torch.device("meta"):
         encoder = build_encoder(backbone, image_size=32, channels=3, dropout=0.0)
     layers = [name for name, module in encoder.named_modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
@@ -166,9 +166,9 @@ def _choose(
     wanted: Mapping[str, tuple[str, Tensor]],
     classifiers: tuple[str, ...],
 ) -> dict[str, Tensor]:
-    """The tensors that are wanted, if they are all there and the classifier is all that is left.
+    """Choose the wanted tensors. All must be there, and only those of the classifier may be left over.
 
-    `wanted` has for each name of ours the name in the file and a tensor of the shape.
+    `wanted` maps each name of the encoder to the name in the file and a tensor of the shape.
     """
     left, chosen = dict(tensors), {}
     for name, (key, own) in wanted.items():
