@@ -94,7 +94,7 @@ def test_loader_draws_its_own_files_and_augments_them(tmp_path: Path) -> None:
 def test_parts_and_settings_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ConfigError, match="'capacty' for method 'csda': did you mean capacity"):
         next(bench_step({"capacty": 3}))
-    with pytest.raises(ConfigError, match=r"speed is no part of this; choose among streamed, seeds"):
+    with pytest.raises(ConfigError, match=r"speed is not a part of this benchmark; choose among streamed, seeds"):
         next(bench_step(TINY, parts=["speed"]))
     with pytest.raises(ConfigError, match="method cannot be set here"):
         next(bench_step(TINY | {"method": "vcq"}))

@@ -50,13 +50,13 @@ def test_whoever_breaks_takes_nobody_along(tmp_path: Path, capfd: pytest.Capture
     assert isinstance(outcomes["refused"], DataError)
     assert str(outcomes["refused"]) == "no such images"
     assert isinstance(outcomes["killed-always"], RunError)
-    assert "broke twice (its process was killed by SIGKILL)" in str(outcomes["killed-always"])
-    assert "broke twice (ValueError: the first line)" in str(outcomes["raised"])
+    assert "failed twice (its process was killed by SIGKILL)" in str(outcomes["killed-always"])
+    assert "failed twice (ValueError: the first line)" in str(outcomes["raised"])
     assert sorted(notes) == [
-        "killed-always: broke (its process was killed by SIGKILL) and is tried once more",
-        "killed: broke (its process was killed by SIGKILL) and is tried once more",
-        "left: broke (its process ended with exit code 3) and is tried once more",
-        "raised: broke (ValueError: the first line) and is tried once more",
+        "killed-always: failed (its process was killed by SIGKILL) and is tried once more",
+        "killed: failed (its process was killed by SIGKILL) and is tried once more",
+        "left: failed (its process ended with exit code 3) and is tried once more",
+        "raised: failed (ValueError: the first line) and is tried once more",
     ]
     attempts = {cell.folder.name: len(cell.attempts) for cell in cells}
     assert attempts == {
@@ -92,7 +92,7 @@ def test_after_the_time_given_none_is_begun(looks: int, tmp_path: Path, monkeypa
     assert begun == cells[: len(begun)]
     assert len(begun) == looks // 2
     assert outcomes == [(cell, cell.folder) for cell in begun]
-    assert notes == [f"{3 - len(begun)} runs were not begun, since 1 minutes were over"]
+    assert notes == [f"{3 - len(begun)} runs were not started, because 1 minutes were over"]
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_ray_goes_on_with_the_run_of_a_killed_worker(
     assert not ray.is_initialized()
     assert sorted(note.partition(":")[0] for note in notes) == ["killed", "killed-always"], notes
     assert all("broke (WorkerCrashedError: " in note for note in notes), notes
-    assert "broke twice" in str(outcomes["killed-always"])
+    assert "failed twice" in str(outcomes["killed-always"])
     assert isinstance(outcomes["refused"], DataError)
     assert outcomes["whole"] == Path("whole")
     assert (tmp_path / "killed.epochs").read_text().split() == ["1", "2", "3"]

@@ -1,8 +1,8 @@
-"""`CSDAClassifier` beside the classifiers of scikit-learn, on features of real images.
+"""Compare `CSDAClassifier` with the classifiers of scikit-learn, on features of real images.
 
-Every classifier gets the same features of a frozen network, the same few labels, all other training images without one,
-and the same test images: those of `csda train --labels` with the same seed and no validation part. Every regression has
-the C that cross-validation on the labeled samples chooses, by the code that chooses it for `CSDAClassifier`.
+Every classifier gets the same features of a frozen network, the same few labels, all other training images unlabeled,
+and the same test images: those of `csda train --labels` with the same seed and no validation part. C of every
+regression is chosen by cross-validation on the labeled samples, as in `CSDAClassifier`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FIGURES = ("auc", "mca")
 def compare(
     data: Sequence[str], budgets: Sequence[int], seeds: int, image_size: int, reporter: Reporter
 ) -> Iterator[dict[str, Any]]:
-    """A row for each set, number of labels, seed and classifier: AUC and MCA on the test images."""
+    """Yield a row for each data set, number of labels, seed and classifier: AUC and MCA on the test images."""
     for folder in data:
         for budget in budgets:
             for seed in range(seeds):
@@ -45,7 +45,7 @@ def compare(
                 config = configure({"preset": "features", "method": "linear-probe", **chosen})
                 prepared = prepare_data(config, reporter)
                 if prepared.dataset.multi_label:
-                    raise DataError(f"{folder}: its images have several labels, and these classifiers give one")
+                    raise DataError(f"{folder}: its images have several labels, but these classifiers predict one")
                 features = frozen_features(config, prepared, reporter)
                 about = {"data": Path(folder).name, "labels": budget, "seed": seed}
                 for name, figures in score_estimators(prepared, features, seed):
@@ -63,14 +63,14 @@ def score_estimators(prepared: PreparedData, features: Array, seed: int) -> Iter
     train, known = np.concatenate([labeled, unlabeled]), prepared.encode(split.labeled)
     partial = np.concatenate([known, np.full(len(unlabeled), -1)])
     values = features.astype(np.float64)
-    # scikit-learn's regressions and neighbours want features of one scale; ours scales them itself.
+    # scikit-learn's classifiers need standardised features; CSDAClassifier standardises itself.
     scaled = (values - values[train].mean(axis=0)) / (values[train].std(axis=0) + 1e-12)
     labels, num_classes = prepared.encode(split.test), len(dataset.classes)
     for name, model in make_estimators(scaled[labeled], known, num_classes, seed).items():
         given = values if isinstance(model, CSDAClassifier) else scaled
         rows = slice(len(labeled)) if isinstance(model, LogisticRegression) else slice(None)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # regressions that have not converged, labels that do not spread
+            warnings.simplefilter("ignore")  # such as regressions that have not converged
             model.fit(given[train[rows]], partial[rows])
         probs = np.zeros((len(test), num_classes))
         probs[:, model.classes_] = model.predict_proba(given[test])
@@ -78,7 +78,7 @@ def score_estimators(prepared: PreparedData, features: Array, seed: int) -> Iter
 
 
 def make_estimators(scaled: Array, labels: Array, num_classes: int, seed: int) -> dict[str, Any]:
-    """The classifiers by name, their regressions regularised for these labeled samples; else as they come."""
+    """The classifiers by name, with regressions regularised for these labeled samples and other defaults unchanged."""
     alone = np.arange(len(labels))
 
     def regression(weights: str | None) -> LogisticRegression:
@@ -99,8 +99,9 @@ def make_estimators(scaled: Array, labels: Array, num_classes: int, seed: int) -
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each set, number of labels and classifier: mean and deviation over seeds, and how far
-    `CSDAClassifier` is ahead of it, with the 95 % interval over seeds."""
+    """A row for each data set, number of labels and classifier: mean and standard deviation over seeds, and the lead of
+    `CSDAClassifier` with its 95 % interval over seeds.
+    """
     table = {(row["data"], row["labels"], row["estimator"], row["seed"]): row for row in rows}
     seeds = sorted({row["seed"] for row in rows})
     lines = []
@@ -121,7 +122,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_comparison(rows: Sequence[Mapping[str, Any]], command: str, image_size: int, out: Path) -> Path:
-    """draws.csv with all rows, summary.csv and meta.json in a folder, which is given back."""
+    """Write draws.csv with all rows, summary.csv and meta.json into a folder, and return it."""
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
     lines = summarise(rows)

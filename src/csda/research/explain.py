@@ -1,4 +1,4 @@
-"""The pictures of docs/explanation/method.md, drawn from numbers that the package itself computes.
+"""Draw the pictures of docs/explanation/method.md from numbers that the package computes.
 
     python -m csda.research.explain docs/explanation/pictures
 
@@ -30,18 +30,18 @@ LABELED = torch.tensor([[0.80, 0.15, 0.05], [0.35, 0.55, 0.10], [0.30, 0.20, 0.5
 UNLABELED = torch.tensor([[0.90, 0.08, 0.02], [0.38, 0.54, 0.08], [0.25, 0.20, 0.55]])
 LABELED_SHARES = torch.tensor([0.70, 0.20, 0.10])
 UNLABELED_SHARES = torch.tensor([0.80, 0.15, 0.05])
-"""How often each class is labeled and predicted: the weights of the rows in the marginals of all classes together."""
+"""Frequencies of each class among labels and predictions: the weights of the rows in the marginals over all classes."""
 GUESS = torch.tensor([0.62, 0.30, 0.08])
 
 TWO_LABELED = torch.tensor([[0.75, 0.25], [0.20, 0.80]])
 TWO_UNLABELED = torch.tensor([[0.90, 0.10], [0.45, 0.55]])
 TWO_GUESS = torch.tensor([0.30, 0.70])
-"""Two classes, so that marginals are arrows on paper."""
+"""Two classes, so that marginals can be drawn as arrows."""
 
 HAM10000 = {"NV": 6705, "MEL": 1113, "BKL": 1099, "BCC": 514, "AKIEC": 327, "VASC": 142, "DF": 115}
 """Images of each class in HAM10000 (Tschandl et al., 2018)."""
 CONFIDENCE = torch.tensor([0.90, 0.60, 0.60, 0.55, 0.50, 0.60, 0.40])
-"""c^x of the queue's example: what a model might have on HAM10000's classes."""
+"""c^x of the queue's example, plausible values for HAM10000's classes."""
 
 TEMPERATURES = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
 
@@ -50,15 +50,15 @@ _styled = matplotlib.rc_context(STYLE)
 
 
 def agnostic_marginals() -> tuple[Tensor, Tensor]:
-    """λ^x and λ^u of the example without their subscripts: the means over all classes, each as often as it occurs."""
+    """λ^x and λ^u of the example over all classes, weighted by class frequencies."""
     return LABELED_SHARES @ LABELED, UNLABELED_SHARES @ UNLABELED
 
 
 def fill_queue(gamma: float, capacity: int = 512) -> list[int]:
-    """How many samples of each class a queue holds after it was offered every image of HAM10000's classes once.
+    """Number of samples of each class in a queue after every image of HAM10000's classes was offered once.
 
-    The model is taken to guess the right class each time, with a confidence that runs evenly from 0.2 to 1 over the
-    images of a class, so that the threshold of Eq. (16) turns some of them away.
+    The model is assumed to predict the right class, with a confidence that is uniform from 0.2 to 1 over the images of
+    a class, so that the threshold of Eq. (16) excludes some.
     """
     sizes, n = list(HAM10000.values()), len(HAM10000)
     classes = torch.repeat_interleave(torch.arange(n), torch.tensor(sizes))
@@ -72,7 +72,7 @@ def fill_queue(gamma: float, capacity: int = 512) -> list[int]:
 
 @_styled
 def draw_change_of_basis() -> Figure:
-    """In the sense of the paper's Figure 1: two bases, the full matrix of Eq. (7), and the vector of Eq. (9)."""
+    """Like the paper's Figure 1: two bases, the full matrix of Eq. (7), and the vector of Eq. (9)."""
     figure = _canvas(420)
     bases, matrix, vector = figure.subplots(1, 3, sharex=True, sharey=True)
     (x1, x2), (u1, u2) = TWO_LABELED.tolist(), TWO_UNLABELED.tolist()
@@ -116,7 +116,7 @@ def draw_change_of_basis() -> Figure:
 
 @_styled
 def draw_one_prediction() -> Figure:
-    """What alignment does to one guess: once with the marginals of all classes, once with the rows of its class."""
+    """Alignment of one prediction, with the marginals of all classes and with the rows of its class."""
     figure = _canvas(440)
     agnostic = agnostic_marginals()
     lines: list[tuple[str, str, Tensor, Tensor, Tensor]] = [
@@ -145,7 +145,7 @@ def draw_one_prediction() -> Figure:
 
 @_styled
 def draw_temperature() -> Figure:
-    """The paper's Figure 4a, then what T does to a marginal, and to a guess that is aligned with it."""
+    """The paper's Figure 4a, then the effect of T on a marginal, and on a prediction aligned with it."""
     figure = _canvas(360)
     power, marginal, guess = figure.subplots(1, 3)
     probability = torch.linspace(0, 1, 61)[1:]
@@ -166,7 +166,7 @@ def draw_temperature() -> Figure:
         for k, name in enumerate(CLASSES):
             axes.plot(scale, lines[:, k], color=_COLOURS[k])
             end = lines[-1, k].item()
-            # Two lines that end at the same height have their names one above the other.
+            # If two lines end at the same height, their names are placed one above the other.
             lift = 0.025 * sum(
                 0 < abs(end - other) < 0.05 and (1 if end > other else -1) for other in lines[-1].tolist()
             )
@@ -183,7 +183,7 @@ def draw_temperature() -> Figure:
 
 @_styled
 def draw_queue() -> Figure:
-    """What the queue does to the class balance."""
+    """The effect of the queue on the class balance."""
     figure = _canvas(360)
     columns = {"all images": (list(HAM10000.values()), "grey")}
     columns |= {f"queue, γ = {gamma:g}": (fill_queue(gamma), "blue") for gamma in (1.0, 0.5, 0.0)}
@@ -200,7 +200,7 @@ def draw_queue() -> Figure:
 
 @_styled
 def draw_two_streams() -> Figure:
-    """In the sense of the paper's Figure 2: who computes what, and what goes where."""
+    """Like the paper's Figure 2: teacher, student, losses, alignment and queue."""
     figure = Figure(figsize=(FULL / 72, 460 / 72))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, FULL), ylim=(460, 0))
@@ -270,7 +270,7 @@ PICTURES: dict[str, tuple[Callable[[], Figure], str]] = {
 
 
 def render(name: str) -> str:
-    """A picture as an SVG file that follows the reader's choice of light or dark."""
+    """Draw a picture as an SVG that adapts to light or dark mode."""
     draw, description = PICTURES[name]
     return alone(to_svg(draw(), description))
 
@@ -290,7 +290,7 @@ def _canvas(height: int) -> Figure:
 
 
 def _plane(axes: Axes, title: str, note: str) -> None:
-    """The plane of two classes, with the line on which distributions lie."""
+    """The plane of two classes, with the line of distributions."""
     axes.plot([0, 1], [1, 0], color=PALETTE["muted"], linewidth=1, linestyle=(0, (4, 3)))
     axes.set(xlim=(0, 1.15), ylim=(0, 1.15), aspect="equal", title=title)
     axes.set(xlabel=f"class 1\n\n{note}", ylabel="class 2")
@@ -300,7 +300,7 @@ def _plane(axes: Axes, title: str, note: str) -> None:
 def _arrow(
     axes: Axes, tip: Sequence[float], colour: str, name: str, start: Sequence[float] = (0, 0), alpha: float = 1
 ) -> None:
-    """A vector, named at its tip."""
+    """An arrow with a name at its tip."""
     _link(axes, start, tip, PALETTE[colour], shrink=0, linewidth=1.8, alpha=alpha)
     axes.text(tip[0] + 0.03, tip[1] + 0.03, name, color=PALETTE[colour], alpha=alpha, fontsize=13)
 
@@ -323,7 +323,7 @@ def _link(
 
 
 def _bare(axes: Axes) -> None:
-    """Bars with their numbers beside them need no scale."""
+    """Remove the scale of bars that have their numbers beside them."""
     axes.tick_params(length=0, labelbottom=False)
     axes.tick_params(axis="y", labelcolor=PALETTE["ink"])
     axes.grid(visible=False)

@@ -1,6 +1,6 @@
 """Figures of a grid of runs: over label counts, over many rows, or each seed and class of a few rows.
 
-A filled mark is what was measured here, an open one of the same colour what the paper has.
+A filled mark was measured here, an open one of the same colour is the paper's.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from csda.runs import write_whole
 
 _styled = matplotlib.rc_context(STYLE)
 WIDTH = 10.6
-"""Inches of a picture, of 72 pixels each: the text of a page of the documentation is about as wide."""
+"""Width of a picture in inches of 72 pixels, about that of the text in the documentation."""
 
 _COLOURS = ("vermilion", "blue", "green", "amber", "pink", "sky", "olive", "grey")
 
 
 def draw_experiment(experiment: Experiment, results: Sequence[Line]) -> Figure:
-    """The picture that suits the shape of a grid: over budgets, over many rows, or of a few rows in detail.
+    """Draw the picture for the shape of a grid: over budgets, over many rows, or of a few rows in detail.
 
     `results` are the lines of runs.csv.
     """
@@ -104,7 +104,7 @@ def draw_grid(
 
 
 def colour_rows(titles: Collection[str]) -> dict[str, str]:
-    """A colour for each row: those of methods that have one of their own, and the others in turn."""
+    """A colour for each row: the method's own, if it has one, else the next free one."""
     return {title: PALETTE[colour] for title, colour in zip(titles, choose_colours(titles, _COLOURS), strict=True)}
 
 
@@ -112,7 +112,8 @@ def colour_rows(titles: Collection[str]) -> dict[str, str]:
 def draw_budgets(
     summary: Sequence[Line], titles: Sequence[str], budgets: Sequence[str], splits: Sequence[str]
 ) -> Figure:
-    """AUC and MCA of each row over the budgets that have runs: mean and deviation over seeds, a line for each split.
+    """AUC and MCA of each row over the budgets that have runs: mean and standard deviation over seeds, a line for each
+    split.
 
     `summary` are the lines of summary.csv.
     """
@@ -150,7 +151,7 @@ def _draw_series(
 
 
 def average_budgets(results: Sequence[Line], budgets: Sequence[str]) -> list[dict[str, Any]]:
-    """The mean over budgets of each row, split and seed that has runs at all of them."""
+    """The mean over budgets of each row, split and seed with runs at all budgets."""
     runs = group(((run["method"], run["split"], run["seed"]), run) for run in results)
     return [
         {"method": title, "split": split, "seed": seed, **{name: average(own, name) for name in ("auc", "mca")}}
@@ -167,9 +168,9 @@ def draw_rows(
     splits: Sequence[str],
     explained: str = "dots are seeds, bars means",
 ) -> Figure:
-    """AUC and MCA of each row: every seed, the mean, and what the paper has; for grids with many rows.
+    """AUC and MCA of each row: every seed, the mean, and the paper's value; for grids with many rows.
 
-    `results` are the lines of runs.csv of one budget, or of `average_budgets`; each split has panels of its own.
+    `results` are the lines of runs.csv of one budget, or of `average_budgets`; each split has its own panels.
     """
     size = (WIDTH, 1.4 + 0.38 * len(titles) * len(splits))
     figure = Figure(figsize=size, layout="constrained")
@@ -207,11 +208,11 @@ def _add_legend(figure: Figure, axes: Axes, summary: Sequence[Line]) -> None:
     if any(line["paper_auc"] is not None for line in summary):
         axes.plot([], [], "o", label="open: the paper", **_open(PALETTE["ink"]))
     handles, labels = axes.get_legend_handles_labels()
-    # A letter takes about a twelfth of an inch, and a line with its gaps as much as nine letters.
+    # A letter is about 1/12 inch wide, and a line with its gap as much as nine letters.
     fitting = int(12 * figure.get_figwidth() / (9 + max(map(len, labels))))
     figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels), max(1, fitting)))
 
 
 def write_grid(figure: Figure, path: Path, description: str) -> None:
-    """Save the picture as SVG, light or dark as its reader has it, the same bytes for the same numbers."""
+    """Save the picture as an SVG for light and dark mode, with the same bytes for the same numbers."""
     write_whole(path, alone(to_svg(figure, description)))

@@ -1,8 +1,8 @@
-"""Many trainings: in processes of their own and side by side within each, or as tasks of Ray on many machines.
+"""Run many trainings, in several processes and threads, or as Ray tasks on several machines.
 
-Runs write whole files and resume, so nothing here saves anything: a run that breaks is tried once more, alone and in a
-fresh process, from its checkpoint; an interrupted grid continues when it is launched again. Workers end with the
-process that launched them, even if that one crashes.
+Runs write their own files and resume, so this module stores nothing. A run that fails is tried once more from its
+checkpoint, alone in a new process. An interrupted grid continues when it is launched again. Workers end with the
+process that launched them, even if it crashes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from csda.runs import Run
 
 SIDE_BY_SIDE = 4
-"""Runs at a time on one GPU, unless told otherwise."""
+"""Default number of parallel runs on a GPU."""
 
 
 class Trainable(Protocol):
-    """A run that can be sent to another process; `train` continues where an earlier attempt ended."""
+    """A run that can be sent to another process; `train` continues an earlier attempt."""
 
     @property
     def folder(self) -> Path: ...
@@ -46,7 +46,7 @@ Cell = TypeVar("Cell", bound=Trainable)
 Note = Callable[[str], None]
 Launcher = Literal["processes", "ray"]
 Outcome = Any
-"""A `Run`, a `CsdaError` that says what to fix, or as text why the run broke and may be tried once more."""
+"""A `Run`, a `CsdaError`, or the text of an unexpected error, after which the run may be tried once more."""
 
 
 def launch(
@@ -58,17 +58,17 @@ def launch(
     minutes: float | None = None,
     note: Note,
 ) -> Generator[tuple[Cell, Run | CsdaError]]:
-    """Train all cells and give each with its run, or with what went wrong, as they end.
+    """Train all cells; yield each with its run or error when it ends.
 
     Args:
         cells: what to train, in this order.
         launcher: processes here, or tasks of Ray.
-        jobs: how many of these at a time; without a number one process, or as many tasks as Ray has room for. Where
-            there are several GPUs, processes take turns.
-        side_by_side: runs at a time in each process, or tasks on each GPU of Ray; without a number `SIDE_BY_SIDE` on a
-            GPU, one on the CPU.
-        minutes: after so many none is begun any more; those that run are waited for.
-        note: is told of runs that are tried once more, and how many were not begun.
+        jobs: number of processes or tasks; None for one process, or as many tasks as Ray has room for. Processes are
+            distributed over the GPUs.
+        side_by_side: parallel runs in each process, or tasks on each GPU of Ray; None for `SIDE_BY_SIDE` on a GPU, one
+            on the CPU.
+        minutes: no run is started after this time; those that have started are completed.
+        note: prints remarks on runs that are tried once more or were not started.
     """
     retries = Retries(note)
     pending = Pending(len(cells), minutes)
@@ -81,11 +81,11 @@ def launch(
         side_by_side = side_by_side or (SIDE_BY_SIDE if gpus else 1)
         yield from _launch_processes(cells, pending, jobs or 1, side_by_side, gpus, retries)
     if pending.left:
-        note(f"{pending.left} runs were not begun, since {minutes:g} minutes were over")
+        note(f"{pending.left} runs were not started, because {minutes:g} minutes were over")
 
 
 class Retries:
-    """The numbers of runs that broke and are to be tried once more, each once."""
+    """The runs that failed and will be tried once more."""
 
     def __init__(self, note: Note) -> None:
         self.note = note
@@ -93,22 +93,22 @@ class Retries:
         self._broken: set[int] = set()
 
     def judge(self, number: int, cell: Trainable, outcome: Outcome) -> Run | CsdaError | None:
-        """What became of a run, or None where it is to be tried once more."""
+        """The outcome of a run, or None if it will be tried once more."""
         if not isinstance(outcome, str):
             return outcome  # type: ignore[no-any-return]
         if number in self._broken:
             return RunError(
-                f"broke twice ({outcome}); where memory is short give fewer --jobs or --side-by-side, "
+                f"failed twice ({outcome}); if memory is short give fewer --jobs or --side-by-side, "
                 "or a smaller batch_size"
             )
-        self.note(f"{cell.folder.name}: broke ({outcome}) and is tried once more")
+        self.note(f"{cell.folder.name}: failed ({outcome}) and is tried once more")
         self._broken.add(number)
         self.waiting.append(number)
         return None
 
 
 class Pending:
-    """The numbers of runs that have not been begun, in their order; empty once the time is over."""
+    """The runs that have not been started, in order; empty when the time is over."""
 
     def __init__(self, count: int, minutes: float | None) -> None:
         self._numbers = deque(range(count))
@@ -133,7 +133,7 @@ def _launch_processes(
         while pending or retries.waiting or any(worker.numbers for worker in workers):
             while retries.waiting and (idle := [worker for worker in workers if not worker.numbers]):
                 number = retries.waiting.popleft()
-                # Of runs that failed together one may be the cause, so each is tried alone.
+                # If several runs failed together, one may be the cause, so each is tried alone.
                 idle[0].give(number, cells[number], last=True)
             while pending and (free := [w for w in workers if not w.last and len(w.numbers) < side_by_side]):
                 number = pending.popleft()
@@ -148,13 +148,13 @@ def _launch_processes(
 
 
 class _Worker:
-    """A process that trains on one device, started when it is first needed, and the numbers of the runs it has."""
+    """A process that trains on one device, started when it is first needed, and its current runs."""
 
     def __init__(self, gpu: int | None) -> None:
         self.gpu = gpu
         self.numbers: set[int] = set()
         self.last = False
-        """Whether it takes no more runs, and is replaced once it has none."""
+        """Whether it gets no more runs and is replaced when its runs have ended."""
         self._process: multiprocessing.context.SpawnProcess | None = None
 
     def give(self, number: int, cell: Trainable, *, last: bool = False) -> None:
@@ -162,16 +162,16 @@ class _Worker:
             self._start()
         self.numbers.add(number)
         self.last = last
-        with suppress(BrokenPipeError):  # it died just now, which shows when its answer is taken
+        with suppress(BrokenPipeError):  # it died just now, which is noticed when its answer is read
             self.connection.send((number, cell))
 
     def take(self) -> list[tuple[int, Outcome]]:
-        """What has ended: one run, or with the process all that it had."""
+        """The runs that have ended: one, or all if the process ended."""
         try:
             number, outcome = self.connection.recv()
             ended = [(number, outcome)]
             self.numbers.remove(number)
-            # After an error that nobody foresaw the process is not to be trusted, nor is its GPU.
+            # After an unexpected error the state of the process and its GPU is unknown.
             self.last |= isinstance(outcome, str)
         except (EOFError, ConnectionError):
             ended = [(number, f"its process {self._fate()}") for number in sorted(self.numbers)]
@@ -181,7 +181,7 @@ class _Worker:
         return ended
 
     def stop(self) -> None:
-        """End the process at once; what it was writing is whole or not there."""
+        """End the process at once; its files are complete or absent."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -206,19 +206,21 @@ class _Worker:
 
 
 def _ready(workers: Sequence[_Worker]) -> list[_Worker]:
-    """Workers from which there is something to take; waits for one, unless none has anything."""
+    """Wait for and return workers with something to read; empty if none is busy."""
     busy = [worker for worker in workers if worker.numbers]
-    ready = wait([worker.connection for worker in busy]) if busy else []  # for nothing it would wait for ever
+    ready = wait([worker.connection for worker in busy]) if busy else []  # without connections it would wait forever
     return [worker for worker in busy if worker.connection in ready]
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes started within never see Ctrl-C, which a terminal sends to all of a group: it is ours to end them."""
+    """A context in which started processes ignore Ctrl-C, which a terminal sends to the whole group; this process ends
+    them.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # started later, it would lift the mask
+    resource_tracker.ensure_running()  # started later, it would unblock the signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -227,8 +229,8 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _work(orders: Connection[Any, Any], gpu: int | None) -> None:
-    """In a worker: train what comes, each run in a thread of its own, until nobody is there to send more."""
-    sys.setswitchinterval(0.00005)  # while one run reads, scores or writes, the others launch their steps
+    """In a worker: train each run that is sent in its own thread, until the connection closes."""
+    sys.setswitchinterval(0.00005)  # so that other runs continue while one reads, scores or writes
     sending = threading.Lock()
 
     def train(number: int, cell: Trainable) -> None:
@@ -241,12 +243,12 @@ def _work(orders: Connection[Any, Any], gpu: int | None) -> None:
         try:
             number, cell = orders.recv()
         except (EOFError, ConnectionError):
-            os._exit(0)  # threads that train would keep the process
+            os._exit(0)  # otherwise training threads would keep the process alive
         threading.Thread(target=train, args=(number, cell), daemon=True).start()
 
 
 def _place(gpu: int | None) -> AbstractContextManager[object]:
-    """Where a thread trains: on its worker's GPU, in a stream of its own."""
+    """The context in which a thread trains: its worker's GPU and its own stream."""
     if gpu is None:
         return nullcontext()
     import torch
@@ -270,27 +272,27 @@ def _launch_ray(
 ) -> Iterator[tuple[Cell, Run | CsdaError]]:
     with joined_ray() as ray:
         gpus = 1 / side_by_side if ray.cluster_resources().get("GPU") else 0
-        # A worker that trains one run and ends leaves nothing behind, neither memory nor errors of its GPU.
+        # A worker that trains one run and ends frees its memory and clears GPU errors.
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=0)(_attempt_in)
         running: dict[Any, int] = {}
         while pending or retries.waiting or running:
             while (pending or retries.waiting) and len(running) < jobs:
                 number = (retries.waiting or pending).popleft()
                 running[task.remote(Path.cwd(), cells[number])] = number
-            if not running:  # time has run out just now
+            if not running:  # the time is over
                 break
             (ready, *_), _ = ray.wait(list(running))
             number = running.pop(ready)
             try:
                 outcome = ray.get(ready)
-            except ray.exceptions.RayError as error:  # the worker was killed, or its machine is gone
+            except ray.exceptions.RayError as error:  # the worker or its machine is gone
                 outcome = f"{type(error).__name__}: {str(error).splitlines()[-1]}"
             if (ended := retries.judge(number, cells[number], outcome)) is not None:
                 yield cells[number], ended
 
 
 def _attempt_in(folder: Path, cell: Trainable) -> Outcome:
-    """In a worker of Ray, which starts in a folder of its own; the paths of a run may be relative to ours."""
+    """In a Ray worker: train a run. Relative paths refer to the folder of the calling process."""
     try:
         os.chdir(folder)
     except OSError:

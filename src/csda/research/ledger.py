@@ -1,9 +1,8 @@
-"""Finds existing runs: finished run folders, and lines of tables whose run folders are gone.
+"""Find existing runs: finished run folders, and rows of tables whose run folders were deleted.
 
-A run is known by what it computes, not by the table that it was trained for, so that a row which stands in several
-tables is trained once; and its data by its content, not by the name of a folder. Run folders are not kept with the
-results. runs.csv has a line for each run, and meta.json the complete settings behind the lines, so that another machine
-trains only what is missing.
+A run is identified by its settings and the content of its data, not by its table or the name of a folder, so a row in
+several tables is trained once. Run folders are not kept with the results. runs.csv has a row for each run, and
+meta.json the complete settings, so another machine trains only what is missing.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from csda.training import configure
 
 Identity = dict[str, Any]
 Contents = Mapping[str, str]
-"""Digests that stand for `data` and, where it is divided by lists or by itself, for `split`."""
+"""Digests of `data` and, if lists or the source itself divide it, of `split`."""
 
 READING = ("source", "uncertain", "image_column", "label_column", "group_column", "split_column")
-"""Settings that say how a set is read."""
+"""Settings of how a data set is read."""
 
 LATER = {
     "pretrained": False,
@@ -63,29 +62,31 @@ LATER = {
     "fold_network": "head",
     "fold_epochs": 4,
 }
-"""Settings that came after the first tables, with the value that all runs had before; at that value they are left out
-of an identity, so that the settings of those tables keep their digest."""
+"""Settings that were added after the first tables, with the value of all earlier runs.
+
+At this value they are left out of an identity, so that earlier runs keep their digest.
+"""
 
 PLACES = ("data", "labels", "split", "split_by", "split_seed", "seed")
-"""Settings that a line of a table has columns for, or that its split stands for."""
+"""Settings with their own columns in a table, or given by the split."""
 
 FIGURES = ("auc", "mca", "auc_last20", "mca_last20", "auc_prior", "mca_prior")
-"""What the result of a run holds of the test images."""
+"""Figures of the result of a run on the test images."""
 
 TEXTS = ("method", "labels", "split", "settings", "images", "commit", "machine", "torch", "date")
-"""Columns of runs.csv that hold no number."""
+"""Columns of runs.csv that are text."""
 
 
 class ContentFinder:
-    """Finds the contents of the sets and lists that configurations name; each is read once."""
+    """Computes digests of the data sets and lists of configurations; each is read once."""
 
     def __init__(self) -> None:
         self._digest_set, self._digest_lists = cache(_digest_set), cache(_digest_lists)
 
     def __call__(self, config: RunConfig) -> Contents:
-        """Digests of the whole set as `data`, and of what divides it as `split`: lists, or parts that it names itself.
+        """Digests of the whole data set as `data`, and of its division as `split`: lists, or its own parts.
 
-        A drawn set stands for all seeds that it is drawn with.
+        A drawn data set has one digest for all seeds.
         """
         data, parts = self._digest_set(config.data, *(getattr(config, name) for name in READING))
         split = self._digest_lists(config.split) if config.split else parts
@@ -95,7 +96,7 @@ class ContentFinder:
 def _digest_set(data: str, *reading: Any) -> tuple[str, str | None]:
     dataset = load_dataset(data, **dict(zip(READING, reading, strict=True)))
     parts = sorted((record.id, record.part) for record in dataset.records if record.part)
-    # A table is of the images that there are, whatever the times of the files say.
+    # Files are read again, because file times may be wrong.
     contents = hash_contents(dataset, fresh=True)
     return content_digest(dataset, contents), digest(parts) if parts else None
 
@@ -105,13 +106,13 @@ def _digest_lists(split: str) -> str:
 
 
 def recall_contents(about: Mapping[str, Any], split: str) -> Contents:
-    """What meta.json says of the data on a split, for when the images are not available."""
+    """The digests of a split in meta.json, if the images are not available."""
     own = about["splits"].get(split, {})
     return {"data": own.get("data", about["data"])} | ({"split": own["split"]} if "split" in own else {})
 
 
 def identify(config: RunConfig, contents: Contents) -> Identity:
-    """What a run computes: its resolved settings, and the contents of its data instead of their names."""
+    """The identity of a run: its resolved settings, and digests of its data instead of names."""
     values = config.model_dump(mode="json", exclude_none=True, exclude={"data", "split", *CIRCUMSTANCES})
     own = values.pop("method_settings")
     values = {name: value for name, value in (values | own).items() if name not in LATER or value != LATER[name]}
@@ -128,15 +129,13 @@ def agree(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 
 def digest(content: object) -> str:
-    """Twelve digits that stand for a content."""
+    """A hash of a content, 12 hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def locate(runs: Path, split: str, config: RunConfig, contents: Contents, commit: str | None = None) -> Path:
-    """The folder of a run that computes the same, the last begun of those that have finished, or a new one. With a
-    `commit` only runs that were begun at it count.
-
-    Its path says what it is, and has the digests of its data and lists, which its files do not tell.
+    """The folder of a finished run with this identity, the latest, or a new folder. With a `commit` only runs that were
+    started at it are used. The path has the digests of data and lists, which the files do not have.
     """
     identity = identify(config, contents)
     divided = f"{split}-{contents['split']}" if "split" in contents else split
@@ -154,12 +153,12 @@ def locate(runs: Path, split: str, config: RunConfig, contents: Contents, commit
 
 
 def digest_split(run: Run) -> str:
-    """Which images are in which part, and their labels: two runs with the same were given the same."""
+    """A hash of the parts and labels of all images."""
     return digest(sorted((row.id, row.split, row.label) for row in run.split))
 
 
 def read_line(run: Run) -> dict[str, Any]:
-    """A line of runs.csv, from the small files of a run; numbers have the digits that the file keeps."""
+    """A row of runs.csv, from the small files of a run, with rounded numbers."""
     probs, labels = run.predictions.part("test")
     last = run.metrics[-20:]
     chosen = run.metrics[run.result["best_epoch"] - 1]
@@ -192,7 +191,7 @@ def read_line(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A line of a table's runs.csv and what its run computed."""
+    """A row of a table's runs.csv and the identity of its run."""
 
     table: str
     identity: Identity
@@ -200,14 +199,14 @@ class Recorded:
 
 
 def read_recorded(results: Path, commit: str | None = None) -> list[Recorded]:
-    """Every run that the tables in a folder tell of, or those of a commit alone."""
+    """All runs in the tables of a folder, or only those of a commit."""
     recorded = []
     for table in sorted(results.glob("*/runs.csv")):
         described = table.with_name("meta.json")
         about = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
         with table.open(newline="", encoding="utf-8") as file:
             for cells in csv.DictReader(file):
-                cells.pop("preset", None)  # of a row, and this may become a line of another one
+                cells.pop("preset", None)  # columns of a table's row; the run may become part of another row
                 line = {name: text if name in TEXTS else _number(text) for name, text in cells.items()}
                 if line.get("settings") in about.get("settings", {}) and commit in (None, line["commit"]):
                     places = {"data": about["data"], "labels": line["labels"], "seed": line["seed"]}
@@ -217,7 +216,7 @@ def read_recorded(results: Path, commit: str | None = None) -> list[Recorded]:
 
 
 def settings_alone(identity: Mapping[str, Any]) -> Identity:
-    """An identity without data, budget, split and seed: what the runs of one row share."""
+    """An identity without data, budget, split and seed, which is common to the runs of a row."""
     return {name: value for name, value in identity.items() if name not in PLACES}
 
 
@@ -236,15 +235,15 @@ def _number(text: str) -> float | int | None:
 
 
 def _rounded(value: float) -> float | None:
-    """As it stands in the file; what is not defined is left empty."""
+    """Round as in the file; undefined values are empty."""
     return None if np.isnan(value) else float(f"{value:.6g}")
 
 
 def _by_group(run: Run) -> dict[str, float | None]:
-    """What groups with images in several parts do to the figures; None where no test image is of such a group.
+    """The effect of groups with images in several parts; None if no test image is of such a group.
 
     `auc_unseen` and `mca_unseen` are of the test images whose group is in neither the labeled nor the unlabeled part,
-    and `mca_leak` is what the MCA owes to those whose group has a labeled image.
+    and `mca_leak` is the contribution to the MCA of those whose group has a labeled image.
     """
     probs, labels = run.predictions.part("test")
     groups = {row.id: row.group for row in run.split}
@@ -269,10 +268,10 @@ def _leak(
     known: npt.NDArray[np.bool_],
     several: npt.NDArray[np.bool_],
 ) -> float:
-    """mean_i share_i · (recall_i of the `known` images − recall_i of others), NaN where a class has no others.
+    """mean_i share_i · (recall_i of the `known` images − recall_i of others), NaN if a class has no others.
 
-    Others are of groups with `several` images where class i has such, since an object that was taken more than once
-    may be a harder one.
+    Others are from groups with `several` images, if class i has such, because objects with several images may be
+    harder.
     """
     here, alike, others = (metrics.recall(probs[x], labels[x]) for x in (known, several & ~known, ~known))
     present, images = np.unique(labels, return_counts=True)

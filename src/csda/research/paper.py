@@ -28,13 +28,13 @@ from csda.runs import Run, write_whole
 
 Array = npt.NDArray[np.float64]
 Runs = Mapping[str, Sequence[Run]]
-"""The runs of each row of an experiment, one per seed."""
+"""The runs of each row of an experiment, one for each seed."""
 
 CURVES = (0.1, 0.3, 0.5, 0.7, 1.0)
-"""Temperatures whose effect on an entry is shown: the constant ones of the paper, and a low one."""
+"""Temperatures to show: the constant ones of the paper, and a low one."""
 
 EXAMPLES = 7
-"""Images of Figure 5, at most."""
+"""Largest number of images in Figure 5."""
 
 EPOCH_TITLES = {
     "test_auc": "test AUC",
@@ -48,7 +48,7 @@ EPOCH_TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An image [H, W, 3], its labels, and of each method the likeliest labels with their probabilities."""
+    """An image [H, W, 3], its labels, and each method's most probable labels with their probabilities."""
 
     image: Pixels
     truth: tuple[str, ...]
@@ -57,7 +57,7 @@ class Example:
 
 @matplotlib.rc_context(STYLE)
 def draw_confusions(runs: Runs) -> Figure:
-    """Figure 3: truth against prediction on the test images, a panel for each row, all its seeds together."""
+    """Figure 3: confusion matrices of the test images, one for each row, summed over seeds."""
     classes = next(iter(runs.values()))[0].classes
     columns = min(2, len(runs))
     rows = -(-len(runs) // columns)
@@ -78,7 +78,7 @@ def draw_confusions(runs: Runs) -> Figure:
 
 
 def sum_confusions(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
-    """Images of each class by what they were taken for [n, n], summed over runs."""
+    """Confusion matrix [n, n], summed over runs."""
     total = np.zeros((len(runs[0].classes),) * 2, dtype=np.int64)
     for run in runs:
         probs, labels = run.predictions.part("test")
@@ -88,7 +88,7 @@ def sum_confusions(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
 
 @matplotlib.rc_context(STYLE)
 def draw_temperatures(runs: Runs) -> Figure:
-    """Figure 4: what T does to a row, AUC and MCA over epochs by temperature, and the distances after alignment."""
+    """Figure 4: the effect of T on a row, AUC and MCA over epochs by temperature, and the distances after alignment."""
     figure = Figure(figsize=(WIDTH, 8.6), layout="constrained")
     (shape, auc), (mca, distance) = figure.subplots(2, 2)
     first = next(iter(runs.values()))[0]
@@ -110,15 +110,17 @@ def draw_temperatures(runs: Runs) -> Figure:
     distance.set(title="d  distance to λˣ after alignment (Frobenius)", xlabel="epoch")
     distance.set_ylim(bottom=0)
     for axes, columns in ((auc, 2), (mca, 2), (distance, 1)):
-        if axes.lines:  # a part of the grid may have nothing to show in a panel
+        if axes.lines:  # some runs may have no values for a panel
             axes.legend(ncols=columns)
     return figure
 
 
 @matplotlib.rc_context(STYLE)
 def draw_epochs(runs: Runs) -> Figure:
-    """AUC and MCA of the test images, the loss on the labeled ones, and how many guesses are right, over the epochs of
-    each row. Where an image may have several labels, validation AUC instead of MCA, and the AUC of the guesses."""
+    """Test AUC and MCA, the labeled loss, and the accuracy of pseudo-labels, over the epochs of each row.
+
+    With several labels per image, validation AUC instead of MCA, and the AUC of the pseudo-labels.
+    """
     multi_label = next(iter(runs.values()))[0].multi_label
     guessed = "pseudo_auc" if multi_label else "pseudo_accuracy"
     guess = {name: own for name, own in runs.items() if any(guessed in row for row in own[0].metrics)}
@@ -142,15 +144,16 @@ def draw_epochs(runs: Runs) -> Figure:
 
 
 def average_epochs(runs: Sequence[Run]) -> list[dict[str, float | None]]:
-    """A line for each epoch: means over runs of what `metrics.jsonl` has, except for the seconds."""
+    """A row for each epoch: means over runs of the figures in `metrics.jsonl`, except for the seconds."""
     columns = dict.fromkeys(key for run in runs for row in run.metrics for key in row if key != "seconds")
     epochs = zip(*(run.metrics for run in runs), strict=True)
     return [{key: average(rows, key) for key in columns} for rows in epochs]
 
 
 def count_guesses(runs: Sequence[Run]) -> list[dict[str, float | str]]:
-    """A line for each epoch with guesses and each class: means over runs of the unlabeled images of the class, of those
-    guessed as it, of these the right ones, and of those in the queue, where there is one."""
+    """A row for each epoch and class, as means over runs: the unlabeled images of the class, those with its
+    pseudo-label, the correct ones of these, and those in the queue, if there is one.
+    """
     if "pseudo_confusion" not in runs[0].history:
         return []
     mean = np.mean([run.history["pseudo_confusion"] for run in runs], axis=0)
@@ -166,7 +169,7 @@ def count_guesses(runs: Sequence[Run]) -> list[dict[str, float | str]]:
 
 
 def temper_entry(entry: Array, temperature: float, n: int) -> Array:
-    """An entry of Normalize(λ^T) by what it was in λ, a row of n in which the others share the rest evenly."""
+    """An entry of Normalize(λ^T) as a function of the entry in λ, a row of n with equal other entries."""
     own, others = entry**temperature, (n - 1) * ((1 - entry) / (n - 1)) ** temperature
     return np.asarray(own / (own + others), dtype=np.float64)
 
@@ -186,7 +189,7 @@ def _draw_column(axes: Axes, runs: Sequence[Run], column: str, colour: str, labe
 
 
 def _draw_band(axes: Axes, epochs: Array, values: Array, colour: str, label: str) -> None:
-    """The mean of several seeds [S, E] over epochs, and where they lie."""
+    """The mean of several seeds [S, E] over epochs, and their range."""
     seen = ~np.isnan(values).all(axis=0)
     epochs, values = epochs[seen], values[:, seen]
     axes.plot(epochs, np.nanmean(values, axis=0), color=colour, label=label)
@@ -196,8 +199,10 @@ def _draw_band(axes: Axes, epochs: Array, values: Array, colour: str, label: str
 
 
 def pick_examples(runs: Runs, config: RunConfig) -> list[Example]:
-    """Unlabeled images at random, whatever is said of them: one of each class, or some with a label where an image may
-    have several. `config` says where the images are; runs may have been trained elsewhere."""
+    """Random unlabeled images: one of each class, or some with a label if an image may have several.
+
+    `config` has the path of the images, because runs may have been trained elsewhere.
+    """
     firsts = {name: own[0] for name, own in runs.items()}
     run = next(iter(firsts.values()))
     index = {name: position for position, name in enumerate(run.classes)}
@@ -230,7 +235,7 @@ def pick_examples(runs: Runs, config: RunConfig) -> list[Example]:
 
 @matplotlib.rc_context(STYLE)
 def draw_examples(examples: Sequence[Example]) -> Figure:
-    """Figure 5: images with their labels in the first line, then what each method says of them; the last is in bold."""
+    """Figure 5: images with their labels, then each method's prediction, the last in bold."""
     methods = list(examples[0].guesses)
     longest = max(len(each) for example in examples for each in example.guesses.values())
     height = 1.75 + 0.24 * longest * (1 + len(methods))
@@ -264,7 +269,7 @@ def draw_examples(examples: Sequence[Example]) -> Figure:
 
 
 def write_photographs(figure: Figure, path: Path) -> None:
-    """Save a picture of photographs as PNG, which SVG would not make smaller."""
+    """Save a picture of photographs as PNG."""
     buffer, small = io.BytesIO(), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
     Image.open(buffer).convert("RGB").save(small, "PNG", optimize=True)

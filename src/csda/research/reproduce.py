@@ -64,7 +64,7 @@ from csda.training import configure, train
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of the grid; `identity` says what it computes."""
+    """One run of the grid with its identity."""
 
     title: str
     method: str
@@ -97,10 +97,10 @@ class Cell:
 
 
 FindContents = Callable[[str, RunConfig], Contents]
-"""The contents that a run on a split, by its name, has for its data."""
+"""The digests of the data of each split, by name."""
 
 Found = tuple[Cell, dict[str, Any]]
-"""A cell and what is known of its run, a line of runs.csv."""
+"""A cell and the row of its run in runs.csv."""
 
 
 def list_cells(
@@ -111,8 +111,10 @@ def list_cells(
     overrides: Mapping[str, Any] | None = None,
     commit: str | None = None,
 ) -> list[Cell]:
-    """Every run of the grid; `overrides` are settings that win over those of the file. With a `commit` no folder is
-    used that was begun at another."""
+    """Every run of the grid; `overrides` replace settings of the file.
+
+    With a `commit` only folders of runs started at it are used.
+    """
     cells = []
     for row, labels, split in experiment.places:
         place = {name: value for name, value in experiment.splits[split].items() if name != "labels"}
@@ -134,8 +136,9 @@ def list_cells(
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """An experiment on its data: the name it was asked for by, that of its folder, and its runs; with a `commit` those
-    alone that were trained at it."""
+    """An experiment on its data: the requested name, the name of its folder, and its runs; with a `commit` only those
+    trained at it.
+    """
 
     name: str
     stem: str
@@ -144,8 +147,9 @@ class Grid:
     commit: str | None
 
     def find_lines(self, results: Path) -> list[dict[str, Any] | None]:
-        """What is known of each cell's run: from its folder, or else from a table that tells of a run with the same
-        settings, where the picture needs no folder; None where it has not finished."""
+        """The row of each cell's run: from its folder, or from a table with a run of the same settings, if the picture
+        needs no folder; None if it has not finished.
+        """
         recorded = [] if self.experiment.figure else read_recorded(results, self.commit)
         return [_find_line(cell, recorded) for cell in self.cells]
 
@@ -168,12 +172,12 @@ def reproduce(
     only_finished: bool = False,
     fresh: bool = False,
 ) -> list[Path]:
-    """Train what is missing of experiments, all of it as one, and write their tables; their pages are returned.
+    """Train the missing runs of all experiments together, write their tables, and return their pages.
 
-    `labels`, `seeds`, a number of them, and `preset` restrict what is trained, `only_finished` trains nothing, and
-    after so many `minutes` no run is begun. A table has every run that there is then, as a folder in `runs` or as a
-    line of a table in `out`. With `fresh` only runs of the present commit count, all others are trained again, and a
-    table of other commits stays as it is until all are there.
+    `labels`, `seeds` (a number) and `preset` restrict what is trained, `only_finished` trains nothing, and after
+    `minutes` no run is started. A table has all runs that exist then, as folders in `runs` or as rows of tables in
+    `out`. With `fresh` only runs of the current commit are used, all others are trained again, and an existing table is
+    kept until all are complete.
     """
     commit = _require_commit() if fresh else None
     finder = ContentFinder()
@@ -264,7 +268,7 @@ def _write_grid(
 
 
 def _with_presets(experiment: Experiment, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Lines with the presets of their rows in a column of their own, where rows have such."""
+    """Add a column with the presets of rows, if rows have presets."""
     names = {row.name: row.title or row.method for row in experiment.rows}
     presets = experiment.presets
     return [
@@ -287,7 +291,7 @@ def _find_line(cell: Cell, recorded: Sequence[Recorded]) -> dict[str, Any] | Non
 
 
 def _describe(cell: Cell) -> dict[str, Any]:
-    """The first columns of its line."""
+    """The first columns of its row."""
     return {"method": cell.title, "labels": cell.labels, "split": cell.split, "seed": cell.seed}
 
 
@@ -299,7 +303,7 @@ def _train_all(
     minutes: float | None,
     reporter: Reporter,
 ) -> None:
-    """Train what is missing; a run that fails is named after all others have had their turn."""
+    """Train the missing runs. If some fail, an error names them after all others have ended."""
     cells = sorted(cells, key=_turn)
     launched = launch(
         cells, launcher=launcher, jobs=jobs, side_by_side=side_by_side, minutes=minutes, note=reporter.note
@@ -317,8 +321,9 @@ def _train_all(
 
 
 def _turn(cell: Cell) -> tuple[int, int, str, int]:
-    """Long runs first, so that none is left over at the end; then seed by seed, so that a grid which is cut short has
-    all splits; of a split those first that train on more images per step."""
+    """The order of training: long runs first, so that none is left at the end; then seed by seed, so that an
+    interrupted grid has all splits; within a split, larger batches first.
+    """
     config, own = cell.config, cell.config.method_settings
     unlabeled = METHODS[config.method].uses_unlabeled
     images = own["capacity"] if own.get("queue") == "vcq" else config.unlabeled_batch_size * unlabeled
@@ -326,7 +331,7 @@ def _turn(cell: Cell) -> tuple[int, int, str, int]:
 
 
 def _require_same_images(found: Sequence[Found]) -> None:
-    """Runs that a table compares were given the same images in the same parts."""
+    """Refuse to compare runs on different images or parts."""
     seen: dict[tuple[object, ...], Found] = {}
     for cell, line in found:
         seed = cell.config.seed if cell.config.split_seed is None else cell.config.split_seed
@@ -335,7 +340,7 @@ def _require_same_images(found: Sequence[Found]) -> None:
         if other_line["images"] != line["images"]:
             raise RunError(
                 f"{cell.title} and {other.title} at {cell.labels} labels, split {cell.split}, were given different "
-                f"images; train one of them anew on the same data ({cell.folder}, {other.folder})"
+                f"images; train one of them again on the same data ({cell.folder}, {other.folder})"
             )
 
 
@@ -359,13 +364,13 @@ def _provenance(command: str, found: Sequence[Found], missing: int) -> dict[str,
 
 
 def _command(name: str, data: str | None, overrides: Mapping[str, Any]) -> str:
-    """The command without the places of one machine."""
+    """The command without paths of this machine."""
     words = ["csda", "reproduce", Path(name).name, *(["--data", Path(data).name] if data else [])]
     return shlex.join(words + [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")])
 
 
 def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Lines as CSV, with all the columns that they have where none are named."""
+    """Write rows as CSV, with all their columns unless columns are given."""
     columns = columns or list(dict.fromkeys(column for line in lines for column in line))
     shown = ([line.get(column) for column in columns] for line in lines)
     cells = [[f"{value:.6g}" if isinstance(value, float) else value for value in line] for line in shown]
@@ -373,7 +378,7 @@ def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]], columns: Sequen
 
 
 def _draw(folder: Path, experiment: Experiment, found: Sequence[Found]) -> None:
-    """The paper's figure, or a picture of the grid; beside a picture of epochs, its numbers."""
+    """Draw the paper's figure, or a picture of the grid; write the numbers of a picture of epochs."""
     picture = folder / "figure.svg"
     if experiment.figure is None:
         write_grid(draw_experiment(experiment, [line for _, line in found]), picture, experiment.title)

@@ -1,8 +1,8 @@
-"""Does it help? The loop of the review page, replayed on images whose labels are known.
+"""Simulate the review page on images with known labels.
 
-Some labels are drawn, a probe is learned on frozen features, the page's order says which images come next, their labels
-are looked up, and so on. Each order begins with the same labels, and is scored on the same test images. How strongly
-the probe is regularised is chosen by cross-validation on the first labels of a seed and kept.
+Some labels are drawn, a probe is trained on frozen features, an order of the page chooses the next images, their labels
+are added, and so on. Each order begins with the same labels and is scored on the same test images. The regularisation
+of the probe is chosen by cross-validation on the first labels of a seed and kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ORDERS = ("random", "mix", "uncertainty", "disagreement", "rare", "diversity")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many labels to begin with, how many more at a time, up to how many."""
+    """The first number of labels, the number to add at a time, and the last number."""
 
     first: int = 200
     step: int = 100
@@ -48,7 +48,7 @@ class Plan:
 def simulate(
     data: str, plan: Plan, seeds: Sequence[int], orders: Sequence[str] = ORDERS, reporter: Reporter | None = None
 ) -> Iterator[dict[str, Any]]:
-    """A row for each seed, order and number of labels: AUC, MCA, and the labels that the rarest class has."""
+    """Yield a row for each seed, order and number of labels: AUC, MCA, and the labels of the rarest class."""
     reporter = reporter or Reporter()
     for seed in seeds:
         config = configure(
@@ -65,7 +65,7 @@ FIGURES = ("mca", "auc")
 
 
 def write_simulation(rows: Sequence[Mapping[str, Any]], plan: Plan, data: str, command: str, out: Path) -> Path:
-    """steps.csv with all rows, summary.csv, figure.svg, meta.json and page.md in a folder; gives the page."""
+    """Write steps.csv with all rows, summary.csv, figure.svg, meta.json and page.md into a folder; return the page."""
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
     columns = ("order", "seed", "labels", "mca", "auc", "rarest")
@@ -92,8 +92,9 @@ def write_simulation(rows: Sequence[Mapping[str, Any]], plan: Plan, data: str, c
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A line an order: MCA and AUC with all labels and as a mean over the steps after the first, and how far it is
-    ahead of random order by that mean, with the 95 % interval over seeds."""
+    """A row for each order: MCA and AUC with all labels and averaged over the steps after the first, and the lead of
+    this average over random order, with the 95 % interval over seeds.
+    """
     seeds = sorted({row["seed"] for row in rows})
     first, most = min(row["labels"] for row in rows), max(row["labels"] for row in rows)
     table = {(row["order"], row["seed"], row["labels"]): row for row in rows}
@@ -169,7 +170,7 @@ whatever the order is. Scores are on the test images of the split.
 
 
 def _draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """MCA against the number of labels, a line an order."""
+    """MCA against the number of labels, a line for each order."""
     import matplotlib
 
     colours = [PALETTE[name] for name in ("grey", "blue", "vermilion", "green", "pink", "amber")]
@@ -192,7 +193,7 @@ def _short(value: Any) -> Any:
 
 
 def frozen_features(config: RunConfig, prepared: PreparedData, reporter: Reporter) -> npt.NDArray[np.float32]:
-    """Features [N, W] of all images of a set, by the frozen network of the configuration."""
+    """Features [N, W] of all images of a data set, by the frozen network of the configuration."""
     import torch
 
     weights = read_weights(config.backbone, config.pretrained, config.weights)
@@ -208,7 +209,7 @@ def _replay(
     order: str,
     begun: dict[int, dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-    """The loop by one order; what was learned from the first labels is the same for all, and kept in `begun`."""
+    """Simulate one order. The probe of the first labels is the same for all orders, and is kept in `begun`."""
     dataset, split = prepared.dataset, prepared.split
     place = {record.id: row for row, record in enumerate(dataset.records)}
     labeled = [place[record.id] for record in split.labeled]
@@ -230,7 +231,7 @@ def _replay(
             if begun:
                 learned = learn_again(begun[0]["learned"], features[own], truth[own])
             else:
-                # Unlabeled images are known as well: features are standardised by all that there are.
+                # Features are standardised over all images, also unlabeled ones.
                 rows = {row: position for position, row in enumerate(training.tolist())}
                 positions = np.array([rows[row] for row in labeled])
                 own_groups = [groups[row] for row in labeled]
@@ -266,7 +267,7 @@ def _choose(
     groups: Sequence[str | None],
     seed: int,
 ) -> list[int]:
-    """Rows of the pool as the page would show them, those drawn for the audit among them."""
+    """Rows of the pool in the order of the page, including those drawn for the audit."""
     own, labels = features[list(labeled)], truth[list(labeled)]
     probs = learned.predict(features[list(pool)])
     aligned = None

@@ -1,4 +1,4 @@
-"""The tables of a grid of runs, and the page that shows them.
+"""The tables of a grid of runs, and their page.
 
 A line of runs.csv is a run, one of summary.csv a row of the experiment at one budget and split over its seeds, one of
 gaps.csv the difference between two rows.
@@ -27,7 +27,7 @@ COMPARED = {
     "val_auc": ("val_auc_last20", "validation ΔAUC, last 20"),
     "val_mca": ("val_mca_last20", "validation ΔMCA, last 20"),
 }
-"""Figures of gaps.csv, the columns of runs.csv that they are differences of, and what stands over them on a page."""
+"""Figures of gaps.csv, the columns of runs.csv that they are differences of, and their heading on a page."""
 
 GAPS = (
     "method", "reference", "labels", "split", "seeds",
@@ -40,22 +40,22 @@ _HEADINGS = [heading for _, heading in COMPARED.values()]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 Line = Mapping[str, Any]
-"""A line of a table by its columns."""
+"""A row of a table by its columns."""
 
 ENOUGH = 5
-"""Seeds without which no difference is in bold: the interval of two or three is hardly more than their range."""
+"""Smallest number of seeds for a difference in bold: the interval of two or three is hardly more than their range."""
 
 Against = dict[tuple[str, str, str, str], Line]
 """Lines of gaps.csv by row, reference, budget and split."""
 
 
 def list_columns(experiment: Experiment) -> tuple[str, ...]:
-    """The columns of summary.csv; where rows have presets of their own, these are one of them."""
+    """The columns of summary.csv, with the preset if rows have one."""
     return ("method", "preset", *COLUMNS[1:]) if experiment.presets else COLUMNS
 
 
 def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
-    """Mean and spread over seeds of each row, budget and split that has a run."""
+    """Mean and standard deviation over seeds of each row, budget and split with a run."""
     lines = []
     for row, labels, split in experiment.places:
         if runs := _select(results, row.name, labels, split):
@@ -69,8 +69,9 @@ def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str,
 
 
 def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
-    """Every row against the first, and csda and the linear probe against every other of their preset: at each budget
-    and over all of them, on each split and over all of them."""
+    """Compare every row with the first, and csda and the linear probe with every other row of their preset, at each
+    budget and over all, on each split and over all.
+    """
     papers = {row.name: row.paper for row in experiment.rows}
     lines = []
     for title, reference in _pair_rows(experiment):
@@ -85,7 +86,7 @@ def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[s
 
 
 def _pair_rows(experiment: Experiment) -> list[tuple[str, str]]:
-    """Which rows are compared, the second of each two being the reference."""
+    """Pairs of rows to compare; the second is the reference."""
     first, *others = experiment.rows
     pairs = [(row.name, first.name) for row in others]
     for own in others:
@@ -98,7 +99,7 @@ def _pair_rows(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _list_comparisons(experiment: Experiment) -> list[tuple[str, str, dict[str, Sequence[str]]]]:
-    """What labels and split are called, and the budgets of each split that is meant."""
+    """Names of labels and split for each comparison, with the budgets of each split."""
     if experiment.cases:
         cases: dict[str, Sequence[str]] = {split: [labels] for split, labels in experiment.cases.items()}
         each = [(own[0], split, {split: own}) for split, own in cases.items()]
@@ -111,7 +112,7 @@ def _list_comparisons(experiment: Experiment) -> list[tuple[str, str, dict[str, 
 
 
 def _each_and_all(names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
-    """Each name by itself and, where there are several, "all"."""
+    """Each name by itself and, if there are several, "all"."""
     each: list[tuple[str, Sequence[str]]] = [(name, [name]) for name in names]
     return [*each, ("all", names)] if len(names) > 1 else each
 
@@ -119,7 +120,7 @@ def _each_and_all(names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
 def _compare_papers(
     own: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]], budgets: Sequence[str]
 ) -> dict[str, float]:
-    """The same differences in the paper, of the figures that it has for both rows at all budgets."""
+    """The paper's differences, if it has figures for both rows at all budgets."""
     gaps = {}
     for k, figure in enumerate(("auc", "mca")):
         if all(len(row.get(labels, ())) > k for row in (own, other) for labels in budgets):
@@ -130,12 +131,12 @@ def _compare_papers(
 def compare(
     results: Sequence[Line], title: str, reference: str, budgets: Mapping[str, Sequence[str]]
 ) -> dict[str, Any] | None:
-    """Mean paired differences to a reference: of the test figures, of MCA where both are divided by the class
-    frequencies, and of the steadier figures on validation.
+    """Mean paired differences to a reference: of test figures, of MCA with both prior-corrected, and of validation
+    figures averaged over the last epochs.
 
-    `budgets` are those of each split. On one split they are paired by seed, over the seeds that both have at all
-    budgets. Of several splits each gives the mean of its seeds, and all must be there; `seeds` then counts splits. From
-    two on there are 95 % bootstrap intervals.
+    `budgets` are those of each split. On one split, runs are paired by seed, over the seeds that both rows have at all
+    budgets. With several splits, each gives the mean of its seeds, and all splits must be there; `seeds` then counts
+    splits. With two or more there are 95 % bootstrap intervals.
     """
     shared = [_pair(results, title, reference, own, split) for split, own in budgets.items()]
     if not all(shared):
@@ -144,7 +145,7 @@ def compare(
     gaps: dict[str, Any] = {"seeds": len(units)}
     for figure, (column, _) in COMPARED.items():
         if any(run.get(column) is None for pairs in units for pair in pairs for run in pair):
-            continue  # an older run may not have recorded it
+            continue  # an older run may lack it
         differences = np.array([mean(own[column] - other[column] for own, other in pairs) for pairs in units])
         low, high = metrics.paired_interval(differences) if len(units) > 1 else (None, None)
         gaps |= {f"{figure}_gap": float(differences.mean()), f"{figure}_low": low, f"{figure}_high": high}
@@ -154,7 +155,7 @@ def compare(
 def _pair(
     results: Sequence[Line], title: str, reference: str, budgets: Sequence[str], split: str
 ) -> list[list[tuple[Line, Line]]]:
-    """For each seed that two rows share on a split, their runs at all budgets."""
+    """The runs of two rows at all budgets, for each common seed on a split."""
     runs = {(run["method"], run["labels"], run["seed"]): run for run in results if run["split"] == split}
     seeds = sorted({seed for *_, seed in runs})
     shared = [s for s in seeds if all((name, labels, s) in runs for name in (title, reference) for labels in budgets)]
@@ -169,7 +170,7 @@ def format_page(
     about: Mapping[str, Any],
     missing: Sequence[Line],
 ) -> str:
-    """The page of a table: what was run, the table, csda against the others, and what is missing."""
+    """Write the page of a table: command, table, csda against the others, and missing runs."""
     reference = experiment.rows[0].name
     last = {settings.get("choose") == "last" for settings in about["settings"].values()}
     epoch = "last epoch" if last == {True} else "epoch of best validation AUC"
@@ -232,7 +233,7 @@ def format_page(
 
 
 def _format_csda(gaps: Sequence[Line], reference: str) -> list[str]:
-    """A section with the differences of csda to all but the first row; those to it stand in the table."""
+    """A section with the differences of csda to all rows but the first, which is in the table."""
     rows = [
         [gap["reference"], gap["labels"], gap["split"], str(gap["seeds"]), *_points(gap)]
         for gap in gaps
@@ -242,7 +243,7 @@ def _format_csda(gaps: Sequence[Line], reference: str) -> list[str]:
 
 
 def _format_probe(gaps: Sequence[Line], reference: str) -> list[str]:
-    """A section with the differences to the linear probe, where it is not the first row."""
+    """A section with the differences to the linear probe, unless it is the first row."""
     rows = [
         [gap["method"], gap["labels"], gap["split"], str(gap["seeds"]), *_points(gap)]
         for gap in gaps
@@ -252,7 +253,7 @@ def _format_probe(gaps: Sequence[Line], reference: str) -> list[str]:
 
 
 def _format_budgets(experiment: Experiment, summary: Sequence[Line], against: Against) -> list[str]:
-    """A section with the means over all budgets of the rows that have them all."""
+    """A section with the means over all budgets, of rows with runs at all budgets."""
     if len(experiment.labels) < 2:
         return []
     reference = experiment.rows[0].name
@@ -285,7 +286,7 @@ def _format_splits(reference: str, against: Against) -> list[str]:
 
 
 def _format_findings(experiment: Experiment, results: Sequence[Line]) -> list[str]:
-    """Sections with the mean AUC of each label, where an image may have several."""
+    """Sections with the mean AUC of each label, if an image may have several."""
     classes = list_classes(results)
     if not all(run.get("multi_label") for run in results):
         return []
@@ -311,7 +312,7 @@ def _format_missing(missing: Sequence[Line]) -> list[str]:
 
 
 def list_classes(results: Sequence[Line]) -> list[str]:
-    """The classes that lines of runs.csv have columns for."""
+    """The classes with columns in runs.csv."""
     return [column.removeprefix("recall_") for column in results[0] if column.startswith("recall_")]
 
 
@@ -320,7 +321,7 @@ def _select(results: Iterable[Line], title: str, labels: str, split: str) -> lis
 
 
 def group(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """The values of each key."""
+    """Group values by key."""
     groups: dict[Key, list[Value]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -328,7 +329,7 @@ def group(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 
 
 def average(runs: Iterable[Line], figure: str) -> float | None:
-    """The mean of a figure over the lines in which it is known."""
+    """The mean of a figure over the rows that have it."""
     values = [run[figure] for run in runs if run.get(figure) is not None]
     return mean(values) if values else None
 
@@ -339,7 +340,7 @@ def _deviation(runs: Iterable[Line], figure: str) -> float | None:
 
 
 def format_number(value: float | None) -> str:
-    """A figure as the pages show it; a dash where it is not known."""
+    """Format a figure for a page; a dash if it is not known."""
     return "–" if value is None else f"{value:.4f}"
 
 
@@ -352,7 +353,7 @@ def _spread(value: float | None, deviation: float | None) -> str:
 
 
 def _points(gap: Line | None, figures: Sequence[str] = ("auc", "mca")) -> list[str]:
-    """Differences in points, in bold where the interval of enough seeds leaves zero out."""
+    """Differences in points, in bold if the interval of enough seeds excludes zero."""
     cells = []
     for figure in figures:
         if gap is None or gap.get(f"{figure}_gap") is None:
@@ -368,13 +369,13 @@ def _points(gap: Line | None, figures: Sequence[str] = ("auc", "mca")) -> list[s
 
 
 def _paper_points(gap: Line | None) -> str:
-    """The paper's own differences in points, of the figures that it has for both."""
+    """The paper's differences in points, if it has both figures."""
     known = [gap[key] for key in ("paper_auc_gap", "paper_mca_gap") if gap and key in gap]
     return " / ".join(f"{100 * value:+.1f}" for value in known)
 
 
 def _section(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]], words: str = "") -> list[str]:
-    """A heading, words and a table; nothing where the table would have no row."""
+    """A heading, text and a table; empty if the table has no row."""
     return [f"## {title}", "", *([words, ""] if words else []), *_table(titles, rows), ""] if rows else []
 
 
@@ -384,7 +385,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _short(commit: str) -> str:
-    """Seven digits of a commit, and whether the package had been changed since."""
+    """Seven digits of a commit, with a mark if the package had been changed."""
     digits, plus, changed = commit.partition("+")
     return f"{digits[:7]}{plus}{changed}"
 

@@ -1,6 +1,6 @@
-"""Benchmarks of steps, scaling, image reading and prediction; what is compared is measured in the same run.
+"""Benchmarks of steps, scaling, image reading and prediction. Compared times are measured in the same run.
 
-docs/explanation/benchmarks.md says how each figure is measured.
+docs/explanation/benchmarks.md explains how each figure is measured.
 """
 
 from csda.research.bench.decoding import bench_data

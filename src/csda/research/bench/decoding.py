@@ -20,12 +20,11 @@ REPEATS = 3
 
 
 def bench_data(path: Path) -> dict[str, Any]:
-    """Decoding against a plain loop, and a warm start.
+    """Time decoding, compared with a plain loop, and a warm start.
 
-    The plain loop is one thread of Pillow: open, convert, resize, copy. The store gives the same pixels, to within one
-    grey level, with all cores, and writes its cache. Both are timed in turn, several times, after a first pass that
-    brings the files into memory; `speedup` is the median of the ratios. A warm start lists the set and opens its
-    pixels.
+    The plain loop is one thread of Pillow: open, convert, resize, copy. The store gives the same pixels, within one
+    grey level, with all cores, and writes its cache. Both are timed in turn, after a first pass that reads the files
+    into memory. `speedup` is the median ratio. A warm start lists the data set and opens its cached pixels.
     """
     dataset = load_dataset(path)
     _decode_plainly(dataset)

@@ -1,4 +1,4 @@
-"""`csda bench features`: features of a frozen network against the bare network, and a training on them."""
+"""`csda bench features`: time the features of a frozen network, and a training on them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from csda.training import configure, train
 
 
 def bench_features(chosen: Mapping[str, Any], data: Path | None, rounds: int) -> dict[str, Any]:
-    """Computing the features of decoded images, against the network alone, and training a head on them.
+    """Time the features of decoded images, compared with the network alone, and the training of a head on them.
 
-    The bare network passes as many images, in the same batches, of which one lies on the device already as the network
-    sees it. `open_features` takes uint8 pixels from the store, and writes the features into an empty cache. Both are
-    timed in turn; `rate_of_bare` is the median of the ratios. The training is `csda.train` as a user calls it, on
-    features that are in the cache: reading the set, the probe, all epochs, and the files of the run.
+    The bare network passes the same number of images in the same batches, with one batch already on the device.
+    `open_features` takes uint8 pixels from the store and writes the features into an empty cache. Both are timed in
+    turn; `rate_of_bare` is the median ratio. The training is `csda.train` on cached features: reading the data set, the
+    probe, all epochs, and the files of the run.
     """
     named = {} if data is None else {"data": str(data)}
     config = configure({"preset": "features", **named, **chosen})
@@ -57,7 +57,7 @@ def bench_features(chosen: Mapping[str, Any], data: Path | None, rounds: int) ->
             bare_seconds.append(time_once(bare, device))
             with tempfile.TemporaryDirectory() as cache:
                 feature_seconds.append(time_once(lambda: extract(cache), device))
-    open_features(config, prepared, weights, device, Reporter())  # into the cache that `train` looks at
+    open_features(config, prepared, weights, device, Reporter())  # into the cache that `train` reads
     settings = {"preset": "features", **named, **chosen}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:

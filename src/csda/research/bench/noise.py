@@ -1,4 +1,4 @@
-"""Trainings on random images, which cost a network as much as real ones."""
+"""Trainings on random images, which take as long as real ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from csda.training import configure, update
 
 LABELED, HELD_OUT, UNLABELED, CLASSES = 512, 64, 1024, 7
 NOISY = 4096
-"""Images of noise at the front of a set in a file; the others are holes in it, which read as black."""
+"""Number of images with noise at the start of a data set in a file; the others are holes, which read as black."""
 
 
 def configure_method(method: str, chosen: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a method, without those of the chosen settings that `csda` has and it has not."""
+    """The configuration of a method, without chosen settings of `csda` that it does not have."""
     known, own = METHODS["csda"].settings.model_fields.keys(), METHODS[method].settings.model_fields.keys()
     return configure({key: chosen[key] for key in chosen if key not in known - own} | {"method": method})
 
@@ -39,11 +39,11 @@ def open_trainer(
     unlabeled: int = UNLABELED,
     file: Path | None = None,
 ) -> Trainer:
-    """A training of the method, ready to step; with a `file` its pixels stay there, otherwise on the device."""
+    """Prepare a training of the method. With a `file` its pixels stay there, otherwise they are on the device."""
     if fixed := chosen.keys() & {"method", "data", "resident_share"}:
-        raise ConfigError(f"{', '.join(sorted(fixed))} cannot be set here: the benchmark decides it; leave it out")
+        raise ConfigError(f"{', '.join(sorted(fixed))} cannot be set, because the benchmark sets it; leave it out")
     if torch.cuda.is_available():
-        gc.collect()  # trainers before this one are circles of references and hold the device's memory
+        gc.collect()  # earlier trainers are reference cycles and hold device memory
     config = configure_method(method, {**chosen, "resident_share": 1.0 if file is None else 0.0})
     trainer = Trainer(config, make_data(config.image_size, classes, unlabeled, file))
     trainer.begin_epoch(1)
@@ -51,7 +51,7 @@ def open_trainer(
 
 
 def make_data(image_size: int, classes: int, unlabeled: int, file: Path | None = None) -> PreparedData:
-    """Images of noise and a split of them; all labeled classes have images."""
+    """Make images of noise and a split of them, with labeled images of every class."""
     ends = np.cumsum((max(LABELED, classes), unlabeled, HELD_OUT, HELD_OUT))
     first, last = ends[:2]
     records = tuple(
@@ -72,12 +72,12 @@ def _make_pixels(shape: tuple[int, ...], file: Path | None) -> Pixels:
         return noise.integers(0, 256, shape, np.uint8)
     pixels = np.memmap(file, np.uint8, "w+", shape=shape)
     pixels[:NOISY] = noise.integers(0, 256, pixels[:NOISY].shape, np.uint8)
-    pixels.flush()  # now, and not while reading is timed
+    pixels.flush()  # now, not while reading is timed
     return pixels
 
 
 def stepper(trainer: Trainer) -> Action:
-    """A step of the trainer's method on the next images of its order, as a training makes it."""
+    """A function that runs the next step of the trainer's method."""
     inputs = _inputs(trainer)
     return lambda: trainer.engine.run(update, trainer, trainer.step, *next(inputs))
 
@@ -88,7 +88,7 @@ def _inputs(trainer: Trainer) -> Iterator[Any]:
 
 
 def images_trained_on(trainer: Trainer) -> int:
-    """Images that a step of the method takes through the student: labeled ones, and the queue or unlabeled ones."""
+    """Number of images that pass the student in a step: labeled ones, and queued or unlabeled ones."""
     config, method = trainer.config, trainer.method
     if not METHODS[config.method].uses_unlabeled:
         return config.batch_size

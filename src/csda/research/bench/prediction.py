@@ -1,4 +1,4 @@
-"""`csda bench predict`: whole predictions of files against the bare network and against decoding."""
+"""`csda bench predict`: time predictions of files, compared with the bare network and with decoding."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CLASSES = 7
 def bench_predict(
     chosen: Mapping[str, Any], *, data: Path | None = None, images: int = 2048, rounds: int = 5
 ) -> dict[str, Any]:
-    """Files that are streamed through `Predictor`, the bare network on their decoded pixels, and their decoding.
+    """Time files streamed through `Predictor`, the bare network on decoded pixels, and decoding.
 
-    All three in turn, `rounds` times, on as many `images` of the folder `data`, from the first again where it has
-    fewer, or on drawn JPEGs. On a GPU decoding and network overlap, so the slower of the two is the limit; on a CPU
-    they share the cores, and the limit is the sum of both.
+    All are timed in turn, `rounds` times, on `images` files of the folder `data`, repeated if it has fewer, or on drawn
+    JPEGs. On a GPU decoding and network overlap, so the slower of them is the limit. On a CPU they share the cores, and
+    the limit is their sum.
     """
     config = configure(chosen)
     device = choose_device(config.device)
@@ -93,12 +93,12 @@ def _share(least: list[float], taken: list[float]) -> float:
 def _files(data: Path | None, folder: Path, size: int, count: int) -> list[Path]:
     found = [data / name for name in walk_images(data)] if data is not None else _draw(folder / "images", size)
     if not found:
-        raise DataError(f"{data}: no images there; name a folder that holds some")
+        raise DataError(f"{data}: no images there; give a folder of images")
     return list(islice(chain.from_iterable(repeat(found)), count))
 
 
 def _draw(folder: Path, size: int) -> list[Path]:
-    """A few JPEGs of twice the network's size, smooth as photographs are."""
+    """Draw some JPEGs of twice the network's size, as smooth as photographs."""
     folder.mkdir()
     generator, paths = np.random.default_rng(0), []
     for number in range(32):
@@ -109,7 +109,7 @@ def _draw(folder: Path, size: int) -> list[Path]:
 
 
 def _predictor(backbone: str, size: int, folder: Path, device: str) -> Predictor:
-    """A network with random weights, which is as fast as any."""
+    """A network with random weights, which has the same speed."""
     model = TwoStream(build_encoder(backbone, size, 3, dropout=0.0), CLASSES)
     about = {
         "classes": [f"class {number}" for number in range(CLASSES)],

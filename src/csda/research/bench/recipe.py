@@ -1,4 +1,4 @@
-"""`csda bench recipe`: the time of a fine-tuning under the preset `strong`, against the same in plain eager torch."""
+"""`csda bench recipe`: time fine-tuning with the preset `strong`, compared with the same in plain eager torch."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from csda.research.bench.work import (
 from csda.training import configure
 
 STEPS = 2000
-"""Steps of the training whose time is given."""
+"""Number of steps of the training."""
 
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "supervised": ("baseline", {"batch_size": 64}),
     "with_unlabeled": ("self-train", {"batch_size": 64, "unlabeled_batch_size": 192, "teacher": "ema"}),
 }
-"""Method and batch sizes of each recipe that is timed."""
+"""Method and batch sizes of each timed recipe."""
 
 EAGER = {"cuda_graph": False, "kernels": False}
 """The same training as plain torch runs it: in the same precision and memory format, kernel by kernel."""
@@ -44,11 +44,11 @@ EAGER = {"cuda_graph": False, "kernels": False}
 def bench_recipe(
     chosen: Mapping[str, Any], *, rounds: int = 10, seconds: float = 120.0, recipes: Mapping[str, Any] = RECIPES
 ) -> Iterator[dict[str, Any]]:
-    """Step time of each recipe, eager and as `csda train` runs it, in turn; gives the figures so far after each.
+    """Time a step of each recipe, eager and as in `csda train`, in turn; yield the figures after each.
 
     `recipe_s` is the time of `STEPS` steps after the first start, `first_steps_s` that of the first calls, in which
-    kernels are chosen and the step is captured, and `least_ms` the counted bound of a step. `chosen` are settings as
-    `csda train` takes them. What is not begun within so many `seconds` is named under `left_out`.
+    kernels are chosen and the step is captured, and `least_ms` the roofline bound of a step. `chosen` are settings as
+    for `csda train`. Measurements that have not begun after `seconds` are listed under `left_out`.
     """
     end = time.monotonic() + seconds
     chosen = {"preset": "strong", "pretrained": False, **chosen}
@@ -108,8 +108,7 @@ def _measure(method: str, chosen: Mapping[str, Any], rounds: int, bandwidth: flo
 
 
 def count_recipe(config: RunConfig) -> Work:
-    """What a step of the recipe needs at least: the student's images, those that a teacher guesses, and the averages of
-    weights."""
+    """The work of a step of the recipe: the student's images, the teacher's images, and the averages of weights."""
     with torch.device("meta"):
         encoder = build_encoder(config.backbone, config.image_size, channels=3, dropout=config.dropout)
         network = TwoStream(encoder, CLASSES)

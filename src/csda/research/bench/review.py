@@ -1,4 +1,4 @@
-"""`csda bench review`: the review page on many images, over HTTP as a browser asks."""
+"""`csda bench review`: time the review page on many images, over HTTP like a browser."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from csda.training import configure
 
 CLASSES = ("adenoma", "normal", "polyp", "ulcer")
 FILES = 200
-"""Different image files; the others are further names of them."""
+"""Number of different image files; the others are hard links."""
 
 
 def bench_review(images: int = 100_000, labels: int = 200) -> dict[str, Any]:
-    """Seconds of the start, milliseconds of pages, searches and pictures, and of labels until they are confirmed."""
+    """Time the start in seconds, and pages, searches, pictures and confirmed labels in milliseconds."""
     with tempfile.TemporaryDirectory() as place:
         run = _make_run(Path(place), images)
         begun = time.perf_counter()
@@ -66,14 +66,14 @@ def bench_review(images: int = 100_000, labels: int = 200) -> dict[str, Any]:
 
 
 class _Asking:
-    """Requests over one connection, as a browser keeps it open."""
+    """Sends requests over one open connection, like a browser."""
 
     def __init__(self, connection: http.client.HTTPConnection) -> None:
         self.connection = connection
         self.last: Any = None
 
     def time(self, method: str, path: str, body: Any = None) -> float:
-        """Milliseconds until the whole answer is there."""
+        """Milliseconds until the complete answer has arrived."""
         headers = {"X-CSDA-Review": "1", "Content-Type": "application/json"} if body is not None else {}
         begun = time.perf_counter()
         self.connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -93,7 +93,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _make_run(place: Path, images: int) -> Path:
-    """A finished run on so many images, with predictions drawn at random."""
+    """Make a finished run on many images, with random predictions."""
     generator = np.random.default_rng(0)
     data = place / "images"
     (data / "unlabeled").mkdir(parents=True)
@@ -131,7 +131,7 @@ def _make_run(place: Path, images: int) -> Path:
 
 @contextmanager
 def _served(run: Path) -> Iterator[tuple[int, float]]:
-    """The port of a server in a process of its own, and when it said so."""
+    """Start a server in its own process; return its port and the time."""
     command = [sys.executable, "-m", "csda", "review", str(run), "--port", "0", "--no-features"]
     environment = os.environ | {"CSDA_CACHE": str(run.parent / "cache"), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -147,7 +147,7 @@ def _served(run: Path) -> Iterator[tuple[int, float]]:
 
 
 def _first_paint(port: int) -> float | None:
-    """Milliseconds until a browser shows something of the page; None without Chromium and Playwright."""
+    """Milliseconds until the first paint in a browser; None without Chromium and Playwright."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     try:
         from playwright.sync_api import sync_playwright

@@ -1,4 +1,4 @@
-"""`csda bench scale`: how the time of a `csda` step grows with data, classes and queue."""
+"""`csda bench scale`: time a `csda` step for more data, classes and queue slots."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from csda.training import configure
 UNLABELED_COUNTS = (10_000, 100_000, 1_000_000)
 CLASS_COUNTS = (2, 7, 100, 1_000)
 QUEUES = (0.25, 1, 4, 16)
-"""Lengths of the queue, in that of the preset."""
+"""Queue capacities, relative to that of the preset."""
 
 
 def bench_scale(chosen: Mapping[str, Any], *, rounds: int = 5, seconds: float = 120.0) -> dict[str, Any]:
-    """Step time against the number of unlabeled images, of classes, and the length of the queue, one at a time.
+    """Time a step for several numbers of unlabeled images, classes, and queue slots, one changed at a time.
 
-    Each is timed in turn with the preset's step on few images, over which it is given. Many unlabeled images stay in a
-    file, all others are on the device. What is not begun within so many `seconds` is named under `left_out`.
+    Each is timed in turn with the preset's step on few images, and given as a ratio to it. Many unlabeled images stay
+    in a file, all others are on the device. Measurements that have not begun after `seconds` are listed under
+    `left_out`.
     """
     end = time.monotonic() + seconds
     config = configure(chosen)

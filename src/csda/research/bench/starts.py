@@ -1,4 +1,4 @@
-"""Whole trainings: start-up time, and the speed-up of eight at once over one after the other."""
+"""Time whole trainings: the start, and eight in parallel compared with eight in turn."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ train(settings=json.loads(sys.argv[1]), out=sys.argv[2], reporter=FirstStep())
 def measure_start(chosen: Mapping[str, Any], data: Path | None) -> dict[str, float]:
     """Seconds from the start of a process to the end of its first step of `csda` on `data`, or on the drawn set.
 
-    Compiled kernels, pixels and the files of Python are cached by a first start that does not count. Where `data` is
-    all labeled and no number of labels was chosen, a tenth of it keeps them.
+    A first start, which is not timed, fills the caches of kernels, pixels and Python files. If all of `data` is labeled
+    and no number of labels is chosen, a tenth keeps its labels.
     """
     chosen = dict(chosen) if data is None else {"labels": "10%", **chosen, "data": str(data)}
     _start_once(chosen)
@@ -62,14 +62,14 @@ def _start_once(chosen: Mapping[str, Any]) -> float:
             answer = process.stdout.readline()
             seconds = time.perf_counter() - begun
     if not answer:
-        raise RunError("a training ended before its first step; its own message stands above")
+        raise RunError("a training ended before its first step; see its message above")
     return seconds
 
 
 def measure_seeds(method: str, chosen: Mapping[str, Any]) -> dict[str, float]:
-    """How many times faster eight seeds are side by side than one after the other.
+    """The speed-up of eight seeds in parallel over eight in turn.
 
-    Each trains an epoch and is evaluated, in a thread and, on a GPU, a stream of its own, as a launched grid does it.
+    Each trains and evaluates an epoch in its own thread and, on a GPU, stream, as in a grid.
     """
     trainers = [open_trainer(method, {**chosen, "seed": seed}) for seed in range(SEEDS)]
     for trainer in trainers:
@@ -83,7 +83,7 @@ def measure_seeds(method: str, chosen: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _train_epoch(trainer: Trainer) -> None:
-    """An epoch, and its evaluation, which waits for the device."""
+    """Train and evaluate an epoch; the evaluation waits for the device."""
     gpu = trainer.device.type == "cuda"
     with torch.cuda.stream(torch.cuda.Stream(trainer.device)) if gpu else nullcontext():
         trainer.begin_epoch(1)

@@ -36,7 +36,7 @@ from csda.trainer import Trainer
 from csda.training import configure, update
 
 PARTS = ("streamed", "seeds", "methods", "start", "loader")
-"""What is measured beside the steps of `csda` and `nm`, in this order."""
+"""Further measurements, besides the steps of `csda` and `nm`, in this order."""
 
 STREAMED = 1_000_000
 
@@ -49,16 +49,16 @@ def bench_step(
     rounds: int = 15,
     seconds: float = 120.0,
 ) -> Iterator[dict[str, Any]]:
-    """The step of `csda` against the bare step and the device, that of `nm`, then `parts`, by default all.
+    """Time the step of `csda`, compared with the bare step and the device, that of `nm`, then `parts`, by default all.
 
-    Gives the figures so far after each of them. `chosen` are settings as `csda train` takes them, the preset among
-    them; `data` is a folder whose files the loader and the processes that are started read. What is not begun within so
-    many `seconds` is named under `left_out`.
+    Yields the figures after each. `chosen` are settings as for `csda train`, including the preset. `data` is a folder
+    of images for the loader and the starts. Measurements that have not begun after `seconds` are listed under
+    `left_out`.
     """
     end = time.monotonic() + seconds
     parts = parts or PARTS
     if unknown := [part for part in parts if part not in PARTS]:
-        raise ConfigError(f"{', '.join(unknown)} is no part of this; choose among {', '.join(PARTS)}")
+        raise ConfigError(f"{', '.join(unknown)} is not a part of this benchmark; choose among {', '.join(PARTS)}")
     config = configure(chosen)
     with backends(choose_device(config.device), config.precision):
         figures = _measure_csda(chosen, rounds)
@@ -84,7 +84,7 @@ def bench_step(
 
 
 def _measure_csda(chosen: Mapping[str, Any], rounds: int) -> dict[str, Any]:
-    """The step of `csda`, the bare step and the device in the same rounds, and what the two steps need at least."""
+    """Time the step of `csda`, the bare step and the device in the same rounds, with roofline bounds."""
     trainer = open_trainer("csda", chosen)
     config, device = trainer.config, trainer.device
     copy, copied_bytes = copying(device)
@@ -114,7 +114,7 @@ def _measure_csda(chosen: Mapping[str, Any], rounds: int) -> dict[str, Any]:
 
 
 def _measure_method(name: str, chosen: Mapping[str, Any], figures: dict[str, Any], rounds: int) -> None:
-    """Enter a method's step, and that over the bare step on as many images as it trains on."""
+    """Time a method's step, and its ratio to a bare step on as many images."""
     trainer = open_trainer(name, chosen)
     times = time_in_turn(_steps(trainer), trainer.device, rounds)
     figures["method_step_ms"][name] = figure(times["step"])
@@ -122,7 +122,7 @@ def _measure_method(name: str, chosen: Mapping[str, Any], figures: dict[str, Any
 
 
 def _measure_streamed(chosen: Mapping[str, Any], rounds: int) -> dict[str, float]:
-    """The step of `csda` with many unlabeled images that stay in a file, over that with few on the device."""
+    """Time the step of `csda` with many unlabeled images in a file, relative to few on the device."""
     with tempfile.TemporaryDirectory() as folder:
         resident = open_trainer("csda", chosen)
         streamed = open_trainer("csda", chosen, unlabeled=STREAMED, file=Path(folder) / "pixels")
@@ -132,8 +132,9 @@ def _measure_streamed(chosen: Mapping[str, Any], rounds: int) -> dict[str, float
 
 
 def _steps(trainer: Trainer) -> dict[str, Action]:
-    """A step of the method that has begun; and forward, backward and update of the student on as many images as it
-    trains on, labeled ones, from the first again where there are too few, already augmented."""
+    """Functions for a step of the method and for the bare step: forward, backward and update of the student on as many
+    images, already augmented.
+    """
     trainer.method.begin(trainer.model, trainer.parts.labeled, trainer.parts.unlabeled)
     positions = torch.arange(images_trained_on(trainer), device=trainer.device) % len(trainer.parts.labeled)
     batch = trainer.parts.labeled.batch(positions)
@@ -147,7 +148,7 @@ def _steps(trainer: Trainer) -> dict[str, Action]:
 
 
 def count_work(config: RunConfig) -> tuple[Work, Work]:
-    """What the bare step and the step of `csda` need at least; marginals and queue are too small to count."""
+    """The work of the bare step and the step of `csda`; marginals and queue are negligible."""
     with torch.device("meta"):
         encoder = build_encoder(config.backbone, config.image_size, channels=3, dropout=config.dropout)
         network = TwoStream(encoder, CLASSES)

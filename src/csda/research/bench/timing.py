@@ -1,4 +1,4 @@
-"""Timing: alternating, after warm-up, on a GPU with CUDA events."""
+"""Time functions in turn, after warm-up, on a GPU with CUDA events."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ from csda.runs import source_commit, write_whole
 Action = Callable[[], object]
 
 WARM_UP = 6
-"""Calls before the first that counts: kernels are chosen and graphs captured in them."""
+"""Number of warm-up calls, in which kernels are chosen and graphs captured."""
 
 REPEATS_ON_GPU = 10
-"""Calls within one measurement on a GPU, so that the host is ahead of the device as it is in a training."""
+"""Calls in one measurement on a GPU, so that the host is ahead of the device as in a training."""
 
 
 def figure(values: list[float]) -> dict[str, float]:
-    """A figure with its spread, in the form in which all are kept."""
+    """A figure as mean, standard deviation and number of measurements."""
     return {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else 0.0, "n": len(values)}
 
 
 def time_in_turn(
     actions: Mapping[str, Action], device: torch.device, rounds: int, *, prepared: int = 0
 ) -> dict[str, list[float]]:
-    """Milliseconds of actions, one after the other, `rounds` times, so that what disturbs one disturbs all.
+    """Milliseconds of actions, timed in turn `rounds` times, so that disturbances affect all.
 
-    What so many calls need may have been `prepared` while others had their turn; these calls come first and do not
-    count.
+    The first `prepared` calls are not timed, because their inputs may have been prepared in advance.
     """
     for action in actions.values():
         for _ in range(WARM_UP):
@@ -57,7 +56,7 @@ def time_in_turn(
 
 
 def ratios(times: Mapping[str, list[float]], above: str, below: str) -> list[float]:
-    """One action's time over that of another, in each round."""
+    """The ratio of two actions' times in each round."""
     return [whole / part for whole, part in zip(times[above], times[below], strict=True)]
 
 
@@ -75,7 +74,7 @@ def _milliseconds(action: Action, device: torch.device) -> float:
 
 
 def time_once(action: Action, device: torch.device | None = None) -> float:
-    """Seconds on the clock that an action takes, the work of a GPU included where one is named."""
+    """Wall-clock seconds of an action, including work on the GPU `device`."""
     begun = time.perf_counter()
     action()
     if device is not None and device.type == "cuda":
@@ -84,9 +83,9 @@ def time_once(action: Action, device: torch.device | None = None) -> float:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Where figures were measured, and with what."""
+    """The machine and versions of a measurement."""
     return {
-        # Without the places of one machine.
+        # Without paths of this machine.
         "command": shlex.join(["csda", *(Path(word).name if word.startswith("/") else word for word in sys.argv[1:])]),
         "commit": source_commit(),
         "date": datetime.now(UTC).date().isoformat(),
@@ -119,7 +118,7 @@ def show(figures: Mapping[str, Any]) -> None:
 
 
 def _rows(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """A figure, or each of several, by its name and as text."""
+    """A figure, or each of several, by name and as text."""
     if not isinstance(value, Mapping):
         yield name, f"{value:.4g}" if isinstance(value, float) else str(value)
     elif value.keys() == {"mean", "std", "n"}:

@@ -1,4 +1,4 @@
-"""The same iteration with a plain DataLoader: worker processes open, resize and augment images with Pillow."""
+"""A step with a plain DataLoader: worker processes open, resize and augment images with Pillow."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ from csda.training import update
 
 FILES, FILE_SIZE = 512, (200, 150)
 PREFETCHED = 2
-"""Batches that each worker keeps ready."""
+"""Number of batches that each worker prefetches."""
 ROUNDS = 5
-"""Times that every worker delivers a batch while the clock runs: they come in bursts, so a round counts as one."""
+"""Timed rounds. In a round every worker delivers a batch; batches come in bursts, so a round is one measurement."""
 
 
 def measure_loader(chosen: Mapping[str, Any], folder: Path, data: Path | None) -> dict[str, float]:
-    """Milliseconds of an iteration of `nm` whose images come from a loader with a worker for each core.
+    """Milliseconds of a step of `nm` with images from a loader with one worker per core.
 
-    The step is the method's own, launched kernel by kernel, and those are torch's. Files are those of `data`, or JPEGs
-    of noise drawn into `folder`. As many batches as workers can have ready are used up first, so that what counts is
-    their pace.
+    The step of the method runs eagerly with torch's kernels. Files are those of `data`, or JPEGs of noise drawn into
+    `folder`. All prefetched batches are used up first, so that the rate of the workers is measured.
     """
     trainer = open_trainer("nm", {**chosen, "cuda_graph": False, "kernels": False})
     config, device, workers = trainer.config, trainer.device, available_cores()
     sizes = config.batch_size, config.unlabeled_batch_size
     images = _Images(_list_files(data) if data is not None else _draw_files(folder), config)
     first = max(PREFETCHED * workers, 5)
-    # Exactly as many as are used, so that the workers end by themselves.
+    # Exactly as many batches as are used, so that the workers end.
     sampler = RandomSampler(images, replacement=True, num_samples=(first + ROUNDS * workers) * sum(sizes))
     batches = DataLoader(
         images,
@@ -51,7 +50,7 @@ def measure_loader(chosen: Mapping[str, Any], folder: Path, data: Path | None) -
         num_workers=workers,
         prefetch_factor=PREFETCHED,
         pin_memory=device.type == "cuda",
-        multiprocessing_context="spawn",  # a process with threads or a GPU is not to be forked
+        multiprocessing_context="spawn",  # a process with threads or a GPU must not be forked
     )
     labeled_indices, _, progress, *_ = next(trainer.sample(1))
     targets = trainer.parts.labeled.batch(labeled_indices).targets
@@ -79,7 +78,7 @@ def measure_loader(chosen: Mapping[str, Any], folder: Path, data: Path | None) -
 
 
 class _LoadedBatch(LabeledBatch):
-    """Images that were augmented before they came to the device; all views of them are the same."""
+    """Images that were augmented by the workers; all views of them are the same."""
 
     def __init__(self, images: Tensor, targets: Tensor) -> None:
         self.indices = torch.arange(len(images), device=images.device)
@@ -91,7 +90,7 @@ class _LoadedBatch(LabeledBatch):
 
 
 class _Images(Dataset[Tensor]):
-    """Image files, each opened, resized and augmented again whenever it is asked for."""
+    """A dataset of image files, which opens, resizes and augments an image on each access."""
 
     def __init__(self, paths: Sequence[Path], config: RunConfig) -> None:
         self.paths = paths
@@ -118,12 +117,12 @@ class _Images(Dataset[Tensor]):
 def _list_files(data: Path) -> list[Path]:
     paths = [record.path for record in load_dataset(data).records if record.path is not None]
     if not paths:
-        raise DataError(f"{data}: no image files there that a loader could read; give another folder with --data")
+        raise DataError(f"{data}: no image files there; give another folder with --data")
     return paths
 
 
 def _draw_files(folder: Path) -> list[Path]:
-    """JPEGs of coarse noise, about as large as photographs of that size."""
+    """Draw JPEGs of coarse noise, with about the file size of photographs."""
     paths, noise = [folder / f"{number:03d}.jpg" for number in range(FILES)], np.random.default_rng(0)
     for path in paths:
         coarse = Image.fromarray(noise.integers(0, 256, (15, 20, 3), np.uint8))

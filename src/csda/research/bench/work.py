@@ -1,15 +1,16 @@
 """The roofline bound of a step, counted from layer shapes, and the rates of the device.
 
-Counted are the layers of a network that have weights and its batch normalisations, with activations in the precision of
-the run and parameters in float32. Every layer is taken to be one pass over its input: functions of single values (ReLU,
-dropout) ride along with it, and what a cache may save between two layers is not taken off.
+Layers with weights and batch normalisations are counted, with activations in the precision of the run and parameters in
+float32. Every layer is one pass over its input. Elementwise functions (ReLU, dropout) are part of that pass, and
+savings by caches between layers are ignored.
 
-- A layer with weights. Forward: two operations a multiply-add; its input is read, its output written. Backward: twice
-  the operations, for the gradients of its weights and of its input; the gradient of its output and its input are read,
-  the gradient of its input is written. The first layer needs no gradient of its input.
-- Batch normalisation rides along, too: its sums are taken as its input is written, and applied as its output is read.
-  But backward in training its input is read for two more sums, and again for the gradient of its input.
-- Parameters are read forward and backward and their gradient is written; the update reads both and writes them.
+- A layer with weights. Forward: two operations per multiply-add; its input is read, its output written. Backward: twice
+  the operations, for the gradients of weights and input; the gradient of the output and the input are read, the
+  gradient of the input is written. The first layer needs no gradient of its input.
+- Batch normalisation: forward, sums are taken when its input is written and applied when its output is read, at no
+  cost. Backward in training, its input is read for two more sums, and again for the gradient of the input.
+- Parameters are read forward and backward, and their gradient is written. The update reads both and writes the
+parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FLOAT32 = 4
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Operations of matrix products, and bytes that are read or written."""
+    """Operations of matrix products, and bytes read or written."""
 
     operations: int = 0
     bytes: int = 0
@@ -47,7 +48,7 @@ class _Layer:
 
 
 def value_bytes(precision: Precision) -> int:
-    """Bytes of an activation."""
+    """Bytes per activation."""
     return 2 if precision == "bf16" else FLOAT32
 
 
@@ -79,7 +80,7 @@ def average_work(network: nn.Module) -> Work:
 
 
 def augmentation_work(images: tuple[int, ...], precision: Precision) -> Work:
-    """Bytes are read, images are written."""
+    """uint8 images are read, float images are written."""
     return Work(bytes=math.prod(images) * (1 + value_bytes(precision)))
 
 
@@ -88,7 +89,7 @@ def parameter_bytes(network: nn.Module) -> int:
 
 
 def _layers(network: nn.Module, images: tuple[int, ...]) -> list[_Layer]:
-    """The layers that count, in order, found by a forward pass that computes nothing."""
+    """The counted layers in order, found by a forward pass on torch's meta device."""
     layers = []
 
     def note(layer: nn.Module, inputs: tuple[Tensor], outputs: Tensor) -> None:
@@ -104,7 +105,7 @@ def _layers(network: nn.Module, images: tuple[int, ...]) -> list[_Layer]:
 
 
 def copying(device: torch.device) -> tuple[Action, int]:
-    """A large copy on the device, and the bytes that it reads and writes."""
+    """A large copy on the device, and the bytes it reads and writes."""
     source = torch.ones(2**30 if device.type == "cuda" else 2**26, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source), 2 * len(source)

@@ -1,4 +1,4 @@
-"""What an experiment is: a grid of runs, what the paper reports of it, and what differs on other data."""
+"""The definition of an experiment: a grid of runs, the paper's figures, and changes for other data sets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ HERE = Path(__file__).parent
 
 
 class Row(Settings):
-    """A line of the table: a method with settings, under a title; `paper` maps a budget to the paper's AUC and MCA.
+    """A row of the table: a title and a method with settings. `paper` maps a budget to the paper's AUC and MCA.
 
-    `labels` are the row's own budgets, where it has fewer than the table; `preset` is its own, too, and a row without
-    a title is called after it.
+    `labels` are the row's own budgets, if it has fewer than the table. `preset` is the row's own preset, which also
+    names a row without a title.
     """
 
     method: str
@@ -35,7 +35,7 @@ class Row(Settings):
 
 
 class Variant(Settings):
-    """What differs when the experiment runs on another data set than its own, such as the paper's."""
+    """Changes for another data set than the experiment's own."""
 
     title: str | None = None
     note: str | None = None
@@ -44,12 +44,11 @@ class Variant(Settings):
 
 
 class Experiment(Settings):
-    """What a TOML file of this folder holds.
+    """The content of a TOML file of this folder.
 
-    `splits` are settings by a name; a `split` among them is a file or folder inside that of the data. Each of them may
-    be a case of its own, with its `data`, a set inside the folder that `--data` names, and its number of `labels`. `on`
-    has a variant for a source by its name; the tables of a variant are called after it. A `figure` names the picture
-    that is made of these runs, the paper's or our own; others get one by their shape.
+    `splits` are settings by name. A `split` among them is a file or folder inside the data folder. A split may have its
+    own `data`, a folder inside that of `--data`, and number of `labels`. `on` has variants by source; their tables are
+    named after them. `figure` names the picture of these runs; without it the shape of the grid decides.
     """
 
     title: str
@@ -69,12 +68,12 @@ class Experiment(Settings):
     def _have_labels(cls, splits: dict[str, dict[str, Setting]], info: ValidationInfo) -> dict[str, dict[str, Setting]]:
         expected = 0 if info.data.get("labels") else len(splits)
         if sum("labels" in settings for settings in splits.values()) != expected:
-            raise ValueError("is unclear; give labels once for all splits, or in each of them")
+            raise ValueError("is ambiguous; give labels once for all splits, or in each of them")
         return splits
 
     @property
     def places(self) -> list[tuple[Row, str, str]]:
-        """Every row at each of its budgets on each split, in the order of the tables."""
+        """All rows at each of their budgets on each split, in the order of the tables."""
         if not self.labels:
             return [(row, labels, split) for row in self.rows for split, labels in self.cases.items()]
         return [
@@ -83,18 +82,18 @@ class Experiment(Settings):
 
     @property
     def cases(self) -> dict[str, str]:
-        """The labels of each split, where these are its own."""
+        """The labels of each split that has its own."""
         return {name: str(settings["labels"]) for name, settings in self.splits.items() if "labels" in settings}
 
     @property
     def presets(self) -> dict[str, str | None]:
-        """The preset of each row by its name, where a row has its own."""
+        """The preset of each row that has its own, by name."""
         own = any(row.preset for row in self.rows)
         return {row.name: row.preset or self.preset for row in self.rows} if own else {}
 
 
 def read_experiment(name: str) -> tuple[str, Experiment]:
-    """An experiment of this folder by its name, or any by its file."""
+    """Read an experiment of this folder by name, or any by its file."""
     path = Path(name) if name.endswith(".toml") else HERE / f"{name}.toml"
     try:
         return path.stem, Experiment(**tomllib.loads(path.read_text(encoding="utf-8")))
@@ -110,7 +109,7 @@ def read_experiment(name: str) -> tuple[str, Experiment]:
 
 
 def choose_variant(stem: str, experiment: Experiment, data: str) -> tuple[str, Experiment]:
-    """The experiment as it is on this data set: its own, or one that has a variant of it."""
+    """The experiment for this data set, with the changes of its variant."""
     source = recognise(None if data == "synthetic" else Path(data))
     if source not in experiment.on:
         return stem, experiment
