@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -33,6 +34,8 @@ PAGES = sorted(
     for path in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     if "templates" not in path.parts
 )
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 FENCE = re.compile(r"^(?P<marker><!-- run -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -258,9 +261,22 @@ def test_the_run_folder_is_described(tiny_images: Path, tmp_path: Path) -> None:
     assert _first_cells(page, "result.json") == {*run.result, "control"}  # which a training on features alone has
 
 
-# --- docstrings, notebook, extras -------------------------------------------------------------------------------------
+def test_the_messages_of_the_faq_are_those_of_the_package() -> None:
+    """A quoted message is found among the string literals, whatever stands in their braces."""
+    literals = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                literals.append("".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                literals.append(node.value)
+    table = (DOCS / "faq.md").read_text(encoding="utf-8").partition("## Problems")[2]
+    quoted = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(quoted) > 5
+    assert [each for each in quoted if not any(each in literal for literal in literals)] == []
 
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+# --- docstrings, notebook, extras -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
