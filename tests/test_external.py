@@ -121,7 +121,7 @@ def test_sets_that_do_not_fit_are_refused(tiny_run: Run, elsewhere: Path, tiny_i
     external = evaluate_external(tiny_run, broken, {"max_unreadable": 0.1})
     assert len(external.ids) == 34
     assert "00.png: is not an image" in external.remarks[0]
-    assert "no new images" in evaluate_external(tiny_run, tiny_images).remarks[-1]
+    assert "not new images" in evaluate_external(tiny_run, tiny_images).remarks[-1]
     (broken / "several.csv").write_text("image,label\nlabel/01.png,common|rare\nlabel/02.png,common\n")
     with pytest.raises(DataError, match="its images have several labels"):
         evaluate_external(tiny_run, broken / "several.csv")

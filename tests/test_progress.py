@@ -66,7 +66,7 @@ def test_a_log_has_one_plain_line_an_epoch(
     output, errors = capsys.readouterr()
     assert errors == ""
     lines = output.splitlines()
-    assert lines[0].startswith("only 6 validation images will choose the epoch")
+    assert lines[0].startswith("only 6 validation images choose the epoch")
     assert lines[1].startswith("No GPU: ")
     for number, line in enumerate(lines[2:], start=1):
         assert re.fullmatch(rf"epoch {number}/3  loss \d\.\d{{4}}  val_auc .*  val_mca .* \d+\.\d s", line), line

@@ -356,7 +356,7 @@ def test_a_training_on_a_full_disk_resumes_when_there_is_space(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fill_up)
-        with pytest.raises(RunError, match=rf"{out}/\S+: no space left on device; free some space, then go on"):
+        with pytest.raises(RunError, match=rf"{out}/\S+: no space left on device; free some space, then continue"):
             train_tiny(tiny_images, out)
     assert not list(out.rglob(".*"))
     train_tiny(tiny_images, out, resume=True)

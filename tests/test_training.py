@@ -500,7 +500,7 @@ def test_a_test_part_of_one_class_has_no_auc_and_says_so(tiny_images: Path, tiny
         ({"labels": "1000"}, DataError, "1000"),
         ({"labels": "2"}, DataError, "cannot cover every class|at least"),
         ({"labels": "100%"}, DataError, "no unlabeled images for method 'csda'"),
-        ({"labels": "some"}, ConfigError, "`some` is no number of images"),
+        ({"labels": "some"}, ConfigError, "`some` is not a number of images"),
         ({"source": "radiology"}, ConfigError, "source = 'radiology' is unknown"),
         ({"device": "tpu"}, ConfigError, "device = 'tpu' is unknown"),
         ({"device": "cuda"}, ConfigError, "device = 'cuda' is not available here"),

@@ -93,7 +93,7 @@ def test_gastrovision_as_a_plain_folder(real_data: Path) -> None:
     [
         ([], "holds no images"),
         (["1.png", "2.png"], "has images but no labels; put them into one folder per class, or add a CSV"),
-        (["unlabeled/1.png"], "has images and no labels"),
+        (["unlabeled/1.png"], "has images but no labels"),
         (["nv/1.png", "NV /2.png"], "'nv' differs from 'NV ' .* only in case or blanks"),
         (["a|b/1.png", "c/2.png"], "cannot be called 'a|b'"),
         (["a\nb/1.png", "c/2.png"], "holds control characters"),
@@ -166,7 +166,7 @@ def test_one_of_several_tables_is_named(images: Path) -> None:
         ("image,label\n/etc/a.png,nv\n", "row 2: '/etc/a.png' leads out of"),
         ("image,label\na,nv\nb,bcc\na.png,bcc\n", r"row 4: says otherwise of a.png than row 2"),
         ("image,label\na,nv\nb, NV\n", "row 3: class ' NV' differs from 'nv' .*row 2. only in case or blanks"),
-        ("image,label,split\na,nv,holdout\n", "row 2: 'holdout' is no part"),
+        ("image,label,split\na,nv,holdout\n", "row 2: 'holdout' is not a part"),
         ("image,x,y\na,1,0\nb,1,\n", "row 3: '' in column `y`; write 0 or 1"),
         ("image,label\na,\nb,\n", "no row has a label"),
         ("image,label\n,nv\n", "row 2: no image is called ''"),

@@ -109,5 +109,5 @@ def test_bad_labels_are_found_before_images_are_read(
 ) -> None:
     for function in ("open_pixels", "content_digest"):
         monkeypatch.setattr(prepared, function, lambda *arguments, **options: pytest.fail("read"))
-    with pytest.raises(error, match=r"ask for|no number of images"):
+    with pytest.raises(error, match=r"ask for|not a number of images"):
         prepare(images, labels=labels)
