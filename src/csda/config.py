@@ -125,8 +125,8 @@ class RunConfig(Settings):
 
     epochs: int = Field(40, ge=1, le=100_000, description="number of epochs")
     steps_per_epoch: int = Field(250, ge=1, le=1_000_000, description="steps per epoch")
-    warm_up_epochs: int = Field(1, ge=1, le=100_000, description="number of first epochs on labeled images alone")
-    image_size: int = Field(128, ge=32, le=4096, description="side in pixels of the squares that images are resized to")
+    warm_up_epochs: int = Field(1, ge=1, le=100_000, description="first epochs, on labels alone")
+    image_size: int = Field(128, ge=32, le=4096, description="side of the resized images in pixels")
     batch_size: int = Field(128, ge=2, le=65_536, description="labeled images per step")
     unlabeled_batch_size: int = Field(128, ge=2, le=65_536, description="unlabeled images per step")
     aspect: Annotated[Literal["squash", "pad", "crop"], DETAIL] = Field(
@@ -218,9 +218,7 @@ class RunConfig(Settings):
         "predicted by a training without its fold; auto takes folds if validation is small and the network is frozen",
     )
     device: Annotated[str, AfterValidator(_device)] = Field("auto", description="auto, cpu, cuda or cuda:1")
-    precision: Literal["float32", "tf32", "bf16"] = Field(
-        "float32", description="float32, tf32 or bf16; bf16 on a GPU unless given"
-    )
+    precision: Literal["float32", "tf32", "bf16"] = Field("float32", description="bf16 on a GPU by default")
     resident_share: Annotated[float, DETAIL] = Field(
         0.6,
         ge=0,

@@ -263,6 +263,8 @@ def test_mixed_labels_are_learned_in_a_pass_of_their_own() -> None:
 
 
 def test_mixed_labels_need_somebody_who_looks_at_whole_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no labeled image to make λ\^x from; choose labeled_from = 'teacher'"):
+    with pytest.raises(
+        ConfigError, match=r"no unmixed labeled image to compute λ\^x from; choose labeled_from = 'teacher'"
+    ):
         configure({"method": "csda", "preset": "default", "mix_labels": True})
     make_training("self-train", mix_labels=True, labeled_from="student")

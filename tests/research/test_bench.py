@@ -96,9 +96,9 @@ def test_parts_and_settings_that_do_not_exist_are_refused() -> None:
         next(bench_step({"capacty": 3}))
     with pytest.raises(ConfigError, match=r"speed is not a part of this benchmark; choose among streamed, seeds"):
         next(bench_step(TINY, parts=["speed"]))
-    with pytest.raises(ConfigError, match="method cannot be set here"):
+    with pytest.raises(ConfigError, match="method cannot be set, because the benchmark sets it"):
         next(bench_step(TINY | {"method": "vcq"}))
-    with pytest.raises(ConfigError, match="resident_share cannot be set here"):
+    with pytest.raises(ConfigError, match="resident_share cannot be set, because the benchmark sets it"):
         bench_scale(TINY | {"resident_share": 0.5})
 
 

@@ -148,7 +148,7 @@ def test_ray_goes_on_with_the_run_of_a_killed_worker(
     outcomes, notes = _launch(cells, launcher="ray", jobs=2)
     assert not ray.is_initialized()
     assert sorted(note.partition(":")[0] for note in notes) == ["killed", "killed-always"], notes
-    assert all("broke (WorkerCrashedError: " in note for note in notes), notes
+    assert all("failed (WorkerCrashedError: " in note for note in notes), notes
     assert "failed twice" in str(outcomes["killed-always"])
     assert isinstance(outcomes["refused"], DataError)
     assert outcomes["whole"] == Path("whole")

@@ -25,7 +25,7 @@ class BiSSettings(FixMatchSettings):
         1 / 3,
         ge=0,
         le=10,
-        description="exponent of the reversed class frequency; larger keeps frequent classes less often",
+        description="larger keeps frequent classes less often",
     )
 
 

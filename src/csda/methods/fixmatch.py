@@ -18,7 +18,7 @@ from csda.methods.self_training import SelfTraining, SelfTrainingSettings
 
 
 class FixMatchSettings(SelfTrainingSettings):
-    threshold: float = Field(0.95, ge=0, le=1, description="threshold of confidence for a pseudo-label")
+    threshold: float = Field(0.95, ge=0, le=1, description="least confidence of a pseudo-label")
 
 
 class FixMatch(SelfTraining):

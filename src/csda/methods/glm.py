@@ -28,10 +28,12 @@ from csda.models.two_stream import TwoStream
 
 
 class GLMSettings(SelfTrainingSettings):
-    sharpen: float = Field(1.0, ge=0.1, le=1, description="temperature of pseudo-labels; below 1 sharpens them")
-    guess_mode: Literal["eval", "train"] = Field("eval", description="mode of BatchNorm and dropout for pseudo-labels")
-    binary: bool = Field(False, description="one binary cross-entropy per class, instead of softmax")
-    labeled_from: Literal["teacher"] = Field("teacher", description="network with the predictions for λ^x")
+    sharpen: float = Field(1.0, ge=0.1, le=1, description="below 1, pseudo-labels are sharpened")
+    guess_mode: Literal["eval", "train"] = Field("eval", description="BatchNorm and dropout for pseudo-labels")
+    binary: bool = Field(False, description="sigmoid for each class, not softmax")
+    labeled_from: Literal["teacher"] = Field(
+        "teacher", description="network whose predictions make the labeled averages"
+    )
     mix_labels: Literal[True] = Field(True, description="partners of labeled samples: other labeled ones, or any")
 
 

@@ -25,9 +25,7 @@ def _distinct(layers: list[int]) -> list[int]:
 
 
 class MixingSettings(Settings):
-    alpha: float = Field(
-        2.0, ge=0.01, le=100, description="α of the Beta distribution of the shares; larger mixes more evenly"
-    )
+    alpha: float = Field(2.0, ge=0.01, le=100, description="larger mixes two images more evenly")
     layers: Annotated[list[Annotated[int, Field(ge=0, le=6, strict=True)]], AfterValidator(_distinct)] = Field(
         [0, 2, 4], min_length=1, description="stages to mix after; 0 is the input"
     )

@@ -28,11 +28,9 @@ from csda.models.two_stream import TwoStream
 
 
 class NeighborMatchingSettings(SelfTrainingSettings):
-    memory: int = Field(128, ge=1, le=MAX_CAPACITY, description="half the number of features in the memory")
-    enter: float = Field(0.3, ge=0, le=1, description="confidence in the true class from which on an image is kept")
-    sharpness: float = Field(
-        100.0, gt=0, le=10_000, description="factor of the cosine; larger gives near neighbours more weight"
-    )
+    memory: int = Field(128, ge=1, le=MAX_CAPACITY, description="half the features in the memory")
+    enter: float = Field(0.3, ge=0, le=1, description="least confidence to be kept if wrong")
+    sharpness: float = Field(100.0, gt=0, le=10_000, description="larger gives near neighbours more weight")
     teacher: Literal["ema"] = Field("ema", description="network that computes the features")
 
 

@@ -25,28 +25,29 @@ class RefinementSettings(Settings):
     """Settings of alignment and queue."""
 
     align: Literal["none", "da", "csda"] = Field("csda", description="correction of guesses")
-    momentum: float = Field(0.95, ge=0, lt=1, description="ω of the averages λ^x, λ^u, c^x and c^u, per step")
+    momentum: float = Field(0.95, ge=0, lt=1, description="momentum of the class averages")
     temperature: Annotated[Literal["adaptive", "unlabeled"] | Annotated[float, Field(ge=0, le=10)], Reading(7)] = Field(
         1.0,
-        description="T, the exponent of the rows of λ^x: 1 keeps them, 0 makes them uniform; adaptive: 1 − c^x, "
-        "unlabeled: 1 − c^u",
+        description="exponent of the labeled averages: 1 keeps them, 0 makes them uniform; adaptive: 1 minus the "
+        "confidence on labeled images, unlabeled: on unlabeled ones",
     )
     temperature_floor: Annotated[float, Reading(7)] = Field(
         0.0, ge=0, le=1, description="lower bound of an adaptive temperature"
     )
     condition: Annotated[Literal["label", "prediction", "truth"], Reading(24)] = Field(
         "label",
-        description="whether a labeled image counts in the row of its label or of its predicted class of λ^x; truth: "
-        "in the latter, with its label instead of its prediction",
+        description="whether a labeled image counts for its label or for its predicted class; truth: for the latter, "
+        "with its label instead of its prediction",
     )
     against: Annotated[Literal["unlabeled", "labeled"], DETAIL] = Field(
-        "unlabeled", description="what λ^x is divided by: λ^u, or mean predictions on the labeled images"
+        "unlabeled", description="predictions that the labeled averages are divided by"
     )
     shrinkage: Annotated[float, DETAIL] = Field(
-        0.0, ge=0, le=1e6, description="κ, added to the counts of each class, which weakens alignment of rare classes"
+        0.0, ge=0, le=1e6, description="count added to each class, which weakens the alignment of rare classes"
     )
     basis: Annotated[Literal["diagonal"] | Annotated[float, Field(gt=0, le=1e6)], DETAIL] = Field(
-        "diagonal", description="align by the diagonal of M, or by all of M, from least squares with this ridge"
+        "diagonal",
+        description="align each class by its own average, or by all averages, from least squares with this ridge",
     )
     shift: Annotated[Literal["none"] | Annotated[float, Field(gt=0, le=1e6)], DETAIL] = Field(
         "none", description="align to estimated unlabeled class frequencies, with this ridge, or not"
@@ -58,18 +59,16 @@ class RefinementSettings(Settings):
         "replace", description="the estimate for a class without predictions replaces its average, or is averaged in"
     )
     share: Annotated[Literal["class", "batch"], Reading(1)] = Field(
-        "class", description="c^x is a mean over the images of the class, or a sum divided by the batch size"
+        "class", description="the confidence of a class is a mean over its own images or over the batch"
     )
     soft: Annotated[bool, Reading(15)] = Field(
         True, description="train on probabilities; false: on the most probable class"
     )
 
     queue: Literal["none", "vcq"] = Field("vcq", description="choice of samples")
-    capacity: int = Field(512, ge=1, le=MAX_CAPACITY, description="L, the number of samples in the queue")
-    gamma: float = Field(
-        1.0, ge=0, le=10, description="γ: queue lengths of the classes are equal (0) or proportional to confidence (1)"
-    )
-    delta: float = Field(0.25, ge=0, le=1, description="δ, upper bound of the confidence needed to enter the queue")
+    capacity: int = Field(512, ge=1, le=MAX_CAPACITY, description="samples in the queue")
+    gamma: float = Field(1.0, ge=0, le=10, description="class lengths: 0 equal, 1 by confidence")
+    delta: float = Field(0.25, ge=0, le=1, description="highest threshold of the queue")
     minimum_length: Annotated[int, Reading(10)] = Field(
         0, ge=0, le=MAX_CAPACITY, description="smallest queue length of a class"
     )

@@ -29,17 +29,15 @@ from csda.models.two_stream import TwoStream
 class SelfTrainingSettings(MixingSettings, RefinementSettings):
     """Settings of teacher and schedule, besides those of alignment and queue."""
 
-    weight: float = Field(1.0, ge=0, le=1e6, description="final weight η of the unlabeled loss")
+    weight: float = Field(1.0, ge=0, le=1e6, description="final weight of the unlabeled loss")
     weight_ramp: Annotated[bool, Reading(20)] = Field(
         True, description="the weight of the unlabeled loss grows from zero; false: it is constant"
     )
-    teacher: Literal["ema", "none"] = Field(
-        "ema", description="predict pseudo-labels with averaged weights (ema) or with the student (none)"
-    )
+    teacher: Literal["ema", "none"] = Field("ema", description="network for pseudo-labels")
     teacher_start: Annotated[Literal["copy", "initial"], Reading(16)] = Field(
         "copy", description="the teacher begins as the student after the labels-only epochs (copy) or before them"
     )
-    teacher_momentum: float = Field(0.999, ge=0, le=1, description="ω of the teacher's average")
+    teacher_momentum: float = Field(0.999, ge=0, le=1, description="momentum of the teacher's average")
     teacher_update: Annotated[Literal["step", "epoch"], Reading(16)] = Field(
         "step", description="how often the teacher is updated"
     )
@@ -58,8 +56,8 @@ class SelfTrainingSettings(MixingSettings, RefinementSettings):
     )
     labeled_from: Annotated[Literal["teacher", "student", "start", "folds"], Reading(22)] = Field(
         "teacher",
-        description="network with the predictions for λ^x; start: those after the labels-only epochs, folds: "
-        "out-of-fold predictions",
+        description="network whose predictions make the labeled averages; start: only after the labels-only epochs, "
+        "folds: out-of-fold predictions",
     )
     guesses_from: Annotated[Literal["network", "folds", "both"], DETAIL] = Field(
         "network", description="pseudo-labels by the network in training, by those of the folds, or by the mean of both"
