@@ -29,6 +29,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "off"  # a test executes the notebook
 
 autodoc_typehints = "signature"
+python_maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 default_role = "code"  # docstrings write code in single backticks
