@@ -152,7 +152,7 @@ def test_wrong_arrays_and_files_are_named(predictor: Predictor, tmp_path: Path) 
 
 
 def test_models_that_are_none_are_refused(tiny_run: Run, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run folder"):
+    with pytest.raises(RunError, match="not a run folder"):
         csda.load(tmp_path)
     run = Run(shutil.copytree(tiny_run.folder, tmp_path / "run"))
     weights, description = run.read_weights()
