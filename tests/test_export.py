@@ -90,21 +90,35 @@ def test_a_program_of_torch_answers_the_same(tiny_run: Run, photographs: list[Pa
     assert "Compared on 5 given images." in card
 
 
-SHAPES = [(48, 64), (200, 150), (90, 33), (32, 32), (7, 100), (31, 33), (20, 24), (192, 154), (300, 200), (250, 999)]
+SHAPES = [
+    (48, 64),
+    (200, 150),
+    (90, 33),
+    (32, 32),
+    (7, 100),
+    (31, 33),
+    (20, 24),
+    (192, 154),
+    (300, 200),
+    (250, 999),
+    (999, 800),
+]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("aspect", ["squash", "pad", "crop"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_squares_are_those_of_the_decoder(aspect: Any, shape: tuple[int, int], channels: int) -> None:
-    """Each pixel, on noise; to a grey level if it is shrunk by a whole factor first, or, tall and grey, down first."""
+    """Each pixel, on noise; off by a level are few of colours that Pillow shrinks, many where it goes down first."""
     pixels = np.random.default_rng(1).integers(0, 256, (*shape, channels), dtype=np.uint8)
     with torch.no_grad():
         found = exporting.Squares(32, channels, aspect)(torch.from_numpy(pixels)[None].permute(0, 3, 1, 2))
     found = (255 * found[0].permute(1, 2, 0).numpy()).round()
     expected = fit_array(pixels, 32, channels, aspect)
-    near = max(shape) >= 6 * 32 or (channels == 1 and shape[0] > 2 * shape[1] - 32)
-    np.testing.assert_allclose(found, expected, atol=1 if near else 0)
+    by_pillow = channels == 1 or max(shape) >= 6 * 32
+    np.testing.assert_allclose(found, expected, atol=1 if by_pillow else 0)
+    if not (by_pillow and shape[0] > 2 * shape[1] - 32):
+        assert (found != expected).mean() <= (0.003 if channels == 3 and by_pillow else 0)
 
 
 @onnx_needed

@@ -145,6 +145,7 @@ def from_json(content: Any, classes: int) -> Calibration:
             math.isfinite(calibration.temperature)
             and calibration.temperature > 0
             and all(np.shape(level.limits) == wide and np.isfinite(level.limits).all() for level in levels)
+            and all(isinstance(remark, str) for remark in calibration.remarks)
             and (thresholds is not None) == calibration.multi_label
             and (thresholds is None or (len(thresholds) == classes and np.isfinite(thresholds).all()))
         )

@@ -47,6 +47,10 @@ class Detail:
 DETAIL = Detail()
 
 
+MAX_TOML = 1 << 16
+"""Characters of a file of settings at most."""
+
+
 class Settings(BaseModel):
     """Base class of settings: frozen, and unknown keys, NaN and booleans for numbers are refused."""
 
@@ -496,15 +500,25 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
     return settings
 
 
+def load_toml(text: str) -> dict[str, Any]:
+    """What a TOML text holds; a ValueError for all that cannot be read, however long or deep it is."""
+    if len(text) > MAX_TOML:
+        raise ValueError(f"{len(text):,} characters, more than the {MAX_TOML:,} of any settings")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("too many brackets within each other") from None
+
+
 def parse_config(text: str) -> RunConfig:
     """Read a text that `format_config` of this version or an older one wrote."""
     try:
-        settings = tomllib.loads(text)
+        settings = load_toml(text)
         config = RunConfig(**settings)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not a TOML file ({error}); restore it or start a new run") from None
     except ValidationError as error:
         raise ConfigError(explain_findings(error)) from None
+    except ValueError as error:
+        raise ConfigError(f"not a TOML file ({error}); restore it or start a new run") from None
     if missing := {"data", "epochs"} - settings.keys():
         raise ConfigError(f"no {' and no '.join(sorted(missing))} in it; restore it or start a new run")
     return config

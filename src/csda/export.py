@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from csda.data.decode import IMAGE_SUFFIXES, REDUCED, Aspect, read_image, read_picture
 from csda.data.tree import walk_images
@@ -88,8 +89,9 @@ class Squares(nn.Module):
     """Resize decoded images [B, C, H, W] of 0 to 255 and of any size to squares of 0 to 1, like the decoder.
 
     Pixels are the same as the decoder's, because weights and rounding are the same: first the width, then the height,
-    each rounded to a grey level. They may differ by one level in images that the decoder first shrinks by a whole
-    factor, and in grey ones much taller than wide, because Pillow resizes their height first.
+    each rounded to a grey level. Images that the decoder first shrinks by a whole factor are shrunk first here, too. A
+    few pixels of these may differ by one level, and more in grey images much taller than wide, because Pillow resizes
+    their height first.
     """
 
     place: Tensor
@@ -104,18 +106,20 @@ class Squares(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         # Sizes are sums of ones, because a graph for images of any size has no numbers for them.
         row, column = (torch.ones_like(line, dtype=torch.float64) for line in (values[0, 0, 0], values[0, 0, :, 0]))
+        across, across_unit, columns = self._weights(row, column.sum())
+        down, down_unit, rows = self._weights(column, row.sum())
+        values = _block_means(values, columns, rows)
         values = values.double() if self.channels == 1 else values.float()  # sums have 30 bits, and 24
-        across, unit = self._weights(row, column.sum())
-        values = ((values @ across.T) / unit + 0.5).floor().clamp(0.0, 255.0)
-        down, unit = self._weights(column, row.sum())
-        values = ((down @ values) / unit + 0.5).floor().clamp(0.0, 255.0)
+        values = ((values @ across.T) / across_unit + 0.5).floor().clamp(0.0, 255.0)
+        values = ((down @ values) / down_unit + 0.5).floor().clamp(0.0, 255.0)
         return values.float() / 255.0
 
-    def _weights(self, ones: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [size, length] of the triangle filter along an axis, and their sum.
+    def _weights(self, ones: Tensor, other: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Weights [size, length] of the triangle filter along an axis, their sum, and where blocks begin and end.
 
         With `pad` the whole axis is in the middle of the square, between zeros; with `crop` the middle of the axis
-        fills the square.
+        fills the square. Where an axis is first shrunk by a whole factor, a block is that many pixels, and only its
+        first pixel has a weight.
         """
         own = ones.sum()
         longest, shortest = torch.maximum(own, other), torch.minimum(own, other)
@@ -123,19 +127,32 @@ class Squares(nn.Module):
         span = shortest if self.aspect == "crop" else own
         first, start = ((self.size - inner) / 2).floor(), ((own - span) / 2).floor()
         scale = span / inner
-        # The number of pixels that are averaged before the filter.
         block = (scale / REDUCED * 2).floor().clamp_min(1.0)
         place = self.place - first + 0.5
-        pixel = ones.cumsum(0)[None, :] - 1 - start
+        pixel = ones.cumsum(0) - 1 - start
         begin = (pixel / block).floor() * block
         weights = (1.0 - (begin + block / 2 - place * scale).abs() / scale.clamp_min(1.0)).clamp_min(0.0)
-        weights = weights / torch.minimum(block, span - begin).clamp_min(1.0) * ((pixel >= 0) & (pixel < span))
+        weights = weights * ((pixel == begin) & (pixel >= 0) & (pixel < span))
         weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(SMALLEST) * ((place > 0) & (place < inner))
-        # torch resizes colours and keeps weights in 16 bits, as precise as the largest allows; Pillow resizes grey.
+        # torch resizes colours and keeps weights in 16 bits, as precise as the largest allows; Pillow has all others.
         grey = self.channels == 1
-        unit = self.units.max() if grey else (self.units * (self.units < (2.0**15 - 0.5) / weights.max())).max()
+        fits = (self.units < (2.0**15 - 0.5) / weights.max()) | (block > 1)
+        unit = self.units.max() if grey else (self.units * fits).max()
         whole = (weights * unit + 0.5).floor()
-        return (whole, unit) if grey else (whole.float(), unit.float())
+        begins = (begin + start).clamp_min(0.0)
+        ends = torch.maximum(torch.minimum(begin + block, span) + start, begins + 1)
+        places = begins.long(), torch.minimum(ends, own).long()
+        return (whole, unit, places) if grey else (whole.float(), unit.float(), places)
+
+
+def _block_means(values: Tensor, columns: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean of the block of each pixel, computed as in Pillow: times a factor of 24 bits, without the fraction."""
+    for axis, edge, (begins, ends) in ((3, (1, 0), columns), (2, (0, 0, 1, 0), rows)):
+        sums = F.pad(values.cumsum(axis, dtype=torch.int32), edge)
+        values = sums.index_select(axis, ends) - sums.index_select(axis, begins)
+    counts = (rows[1] - rows[0])[:, None] * (columns[1] - columns[0])
+    factors = (2.0**24 / counts.float()).long()
+    return (values + counts // 2) * factors // 2**24
 
 
 class ImageClassifier(nn.Module):

@@ -551,7 +551,12 @@ class Run:
         return probs
 
     def _arrays(self, name: str) -> dict[str, Array]:
-        with self._readable(name), np.load(io.BytesIO(self._content(name)), allow_pickle=False) as archive:
+        content = self._content(name)
+        with self._readable(name), np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            inflated = sum(part.file_size for part in archive.zip.infolist())
+            # Figures of a training shrink to a half or a tenth.
+            if inflated > 100 * len(content) + 2**24:
+                raise ValueError(f"{len(content):,} bytes inflate to {inflated:,}")
             return dict(archive)
 
     def _way_out(self) -> str:

@@ -316,3 +316,56 @@ def test_the_cache_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
         _reserve(file.fileno(), 1 << 20)
     status = (tmp_path / "room").stat()
     assert (status.st_size, status.st_blocks * 512 >= 1 << 20) == (1 << 20, True)
+
+
+def test_folders_without_end(images: Path) -> None:
+    """Far within each other, and links that lead to one folder in 2³⁰ ways."""
+    place, here = images / "cat", Path.cwd()
+    try:
+        os.chdir(place)
+        for _ in range(1200):
+            Path("d").mkdir()
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    with pytest.raises(DataError, match=r"images: cat/d/d/.*… is more than 100 folders deep; move what is in it"):
+        scan_images(images)
+    subprocess.run(["rm", "-r", str(place / "d")], check=True)  # shutil gives up on it
+
+    for level in range(30):
+        (images / f"{level:02d}").mkdir()
+        for way in ("a", "b"):
+            (images / f"{level:02d}" / way).symlink_to(f"../{level + 1:02d}")
+    (images / "30").mkdir()
+    with pytest.raises(DataError, match="is one folder that links lead to in more than 100 ways; remove the links"):
+        scan_images(images)
+
+
+def test_wide_tables_take_no_longer_than_long_ones(tmp_path: Path) -> None:
+    """60,000 columns, and as many labels of ten images: a second or two, and half an hour with a look at each pair."""
+    columns = [f"c{number}" for number in range(60_000)]
+    for number in range(10):
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(tmp_path / f"{number}.png")
+    names = [f"{number}.png" for number in range(10)]
+    flags = "image," + ",".join(columns) + "\n" + "".join(f"{name}{',0,1' * 30_000}\n" for name in names)
+    joined = "image,label\n" + "".join(f"{name},{'|'.join(columns[i::10])}\n" for i, name in enumerate(names))
+    limit = (20, 20)  # seconds of the processor
+    for text in (flags, joined):
+        (tmp_path / "labels.csv").write_text(text)
+        code = f"import resource; resource.setrlimit(resource.RLIMIT_CPU, {limit})\n" + (
+            f"from csda.data import load_dataset; print(len(load_dataset({str(tmp_path)!r}).classes))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, "60000\n"), done.stderr[-500:]
+
+
+def test_names_that_unicode_writes_in_two_ways(tmp_path: Path) -> None:
+    """One file system keeps both apart: a table that gives each of them exactly means each of them."""
+    for name, label in (("\u00e9.png", "a"), ("e\u0301.png", "b")):
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / name)
+        with (tmp_path / "labels.csv").open("a", encoding="utf-8") as file:
+            file.write(("" if file.tell() else "image,label\n") + f"{name},{label}\n")
+    if len(list(tmp_path.glob("*.png"))) < 2:
+        pytest.skip("this file system takes both names for one")
+    dataset = load_dataset(tmp_path)
+    assert {record.id: record.label for record in dataset.records} == {"\u00e9.png": 0, "e\u0301.png": 1}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from commands import Command, is_one_sentence
@@ -202,3 +205,33 @@ def test_what_is_missing_of_a_begun_run_is_to_be_restored(csda: Command, interru
     folder = Path(shutil.copytree(interrupted, tmp_path / "run"))
     (folder / "split.csv").unlink()
     assert csda("train", "--out", folder, "--resume")[2] == f"csda: {folder / 'split.csv'}: missing; restore it\n"
+
+
+def _inflating() -> bytes:
+    """An archive of 400 kB that holds 400 MB of zeros."""
+    file = io.BytesIO()
+    np.savez_compressed(file, epochs=np.zeros(400_000_000, np.uint8))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.toml", lambda content: content + b"z = " + b"[" * 20_000),
+        ("config.toml", lambda content: content + b"a." * 100_000 + b"b = 1\n"),
+        ("config.toml", lambda content: b"seed = " + b"1" * 5000 + b"\n" + content),
+        ("calibration.json", lambda content: json.dumps(json.loads(content) | {"remarks": [5]}).encode()),
+        ("history.npz", lambda content: _inflating()),
+    ],
+    ids=["deep brackets", "a long key", "many digits", "remarks that are no text", "an archive that inflates"],
+)
+def test_what_somebody_made_to_be_read(
+    name: str, change: Callable[[bytes], bytes], csda: Command, finished: Path, tmp_path: Path
+) -> None:
+    """Without a manifest, which whoever made the file would have made, too."""
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (folder / "manifest.json").unlink()
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    answer = csda("report", folder)
+    assert is_one_sentence(answer), answer
+    assert name in answer[2]

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,9 +100,9 @@ def read_table(path: Path) -> Table:
         raise DataError(f"{path}, row {reader.line_num}: {error}") from None
     if not columns:
         raise DataError(f"{path} is empty; its first row must name the columns")
-    for column in columns:
-        if columns.count(column) > 1:
-            raise DataError(f"{path}, row 1: two columns are called `{column}`; rename one")
+    column, times = Counter(columns).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{path}, row 1: two columns are called `{column}`; rename one")
     return Table(path, columns, rows)
 
 

@@ -92,7 +92,8 @@ def _from_folders(tree: ImageTree) -> Dataset:
             f"{tree.root} has images but no labels; put them into one folder per class, or add a CSV `image,label`"
         )
     classes = tuple(sorted(set(clean.values())))
-    index = {raw: classes.index(name) for raw, name in clean.items()}
+    positions = {name: position for position, name in enumerate(classes)}
+    index = {raw: positions[name] for raw, name in clean.items()}
     records = tuple(
         Record(image, tree.root / image, None if name is None else index[name], part=part)
         for image, (part, name) in zip(tree.images, places, strict=True)
@@ -153,7 +154,8 @@ def _read_names(table: Table, position: int) -> tuple[tuple[str, ...], list[Labe
     ]
     clean = clean_names((name, f"{table.path}, row {row}") for row, names in found for name in names)
     classes = tuple(sorted(set(clean.values())))
-    index = {raw: classes.index(name) for raw, name in clean.items()}
+    positions = {name: position for position, name in enumerate(classes)}
+    index = {raw: positions[name] for raw, name in clean.items()}
     labels: list[Label | None] = []
     for (_, cell), (_, names) in zip(cells, found, strict=True):
         present = tuple(sorted({index[name] for name in names}))

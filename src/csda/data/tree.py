@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,9 @@ from csda.data.csv_files import UNFIT_CHARACTERS
 from csda.data.decode import IMAGE_SUFFIXES, UnreadableError, explain_failure
 from csda.data.regular import open_regular
 from csda.errors import DataError
+
+MOST = 100
+"""Folders within each other, and ways to one folder by links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class ImageTree:
             raise DataError(f"{where}: {name!r} leads out of {self.root}; give paths relative to that folder")
         found = self._by_name.get(path) or self._by_name.get(path.removeprefix(f"{self.root.name}/"), [])
         if len(found) > 1:
-            found = [image for image in found if _normal(image) == path] or found
+            exact = [image for image in found if image == name.strip()]
+            found = exact or [image for image in found if _normal(image) == path] or found
         if not found:
             raise DataError(f"{where}: no image is called {name!r} in {self.root}; add the file or remove the row")
         if len(found) > 1:
@@ -66,9 +70,14 @@ def walk_images(root: Path) -> Iterator[str]:
 
 def _walk(root: Path) -> Iterator[tuple[str, bool]]:
     """All files below `root` by relative path, and whether each is an image."""
-    real_root = os.path.realpath(root)
+    real_root, ways = os.path.realpath(root), Counter[str]()
 
-    def visit(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[tuple[str, bool]]:
+    def visit(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
+        if len(above) > MOST:
+            raise DataError(f"{root}: {prefix[:60]}… is more than {MOST} folders deep; move what is in it further up")
+        ways[above[-1]] += 1
+        if ways[above[-1]] > MOST:
+            raise DataError(f"{folder} is one folder that links lead to in more than {MOST} ways; remove the links")
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
@@ -80,15 +89,16 @@ def _walk(root: Path) -> Iterator[tuple[str, bool]]:
             if entry.is_symlink() and not _is_within(os.path.realpath(entry.path), real_root):
                 raise DataError(f"{entry.path} is a link that leaves {root}; put the files themselves into the folder")
             if _is_folder(entry):
-                real = os.path.realpath(entry.path)
+                # Only a link can lead to somewhere else, and a real path costs a look at every folder above.
+                real = os.path.realpath(entry.path) if entry.is_symlink() else f"{above[-1]}/{entry.name}"
                 if real not in above:
-                    yield from visit(Path(entry.path), f"{path}/", above | {real})
+                    yield from visit(Path(entry.path), f"{path}/", (*above, real))
             else:
                 yield path, _is_image(entry)
 
     if not root.is_dir():
         raise DataError(f"{root}: {'is no folder' if root.exists() else 'there is no such folder'}")
-    yield from visit(root, "", frozenset({real_root}))
+    yield from visit(root, "", (real_root,))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from csda.config import Setting, Settings, explain_findings
+from csda.config import Setting, Settings, explain_findings, load_toml
 from csda.data import recognise
 from csda.errors import ConfigError
 
@@ -96,14 +95,14 @@ def read_experiment(name: str) -> tuple[str, Experiment]:
     """Read an experiment of this folder by name, or any by its file."""
     path = Path(name) if name.endswith(".toml") else HERE / f"{name}.toml"
     try:
-        return path.stem, Experiment(**tomllib.loads(path.read_text(encoding="utf-8")))
+        return path.stem, Experiment(**load_toml(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         known = ", ".join(sorted(file.stem for file in HERE.glob("*.toml")))
         raise ConfigError(f"{name}: no such experiment; there are: {known}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file ({error}); correct it") from None
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain_findings(error, nested=True)}; correct it") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a TOML file ({error}); correct it") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()})") from None
 
