@@ -200,5 +200,5 @@ def test_a_method_that_needs_unlabeled_images_is_refused_as_by_a_training(
     with pytest.raises(DataError) as refused:
         train(images, method="self-train", out=images.parent / "run", settings={"preset": "quick"})
     assert f"Would stop a training: {refused.value}" in shown
-    assert "Nothing here would stop" not in shown
+    assert "Nothing would stop" not in shown
     assert run_check(images, config=configure({"data": str(images), "method": "baseline"})) == 0
