@@ -142,6 +142,18 @@ def test_the_page_says_which_epoch_was_kept(make_run: MakeRun, tmp_path: Path) -
     assert not any("best validation epoch" in text for text in texts)
 
 
+def test_a_comparison_says_which_labels_are_new(make_run: MakeRun, tmp_path: Path) -> None:
+    before, after = make_run("csda", epochs=1), make_run("csda", epochs=1, seed=1)
+    rows = (after / "split.csv").read_text().splitlines()
+    row = next(row for row in rows if ",unlabeled," in row)
+    label = Run(before).classes[1]
+    rows[rows.index(row)] = row.replace(",unlabeled,,", f",labeled,{label},")
+    (after / "split.csv").write_text("\n".join(rows) + "\n")
+    expected = f"csda, seed 1 has learned from 151 labeled images, csda, seed 0 from 150: {label} +1."
+    pages = [Page(write_comparison(runs, tmp_path / "c.html")).text for runs in ([before, after], [before, before])]
+    assert [re.findall(r"csda, seed 1 has learned from.*", text) for text in pages] == [[expected], []]
+
+
 def test_comparison_shows_images_on_which_runs_disagree(make_run: MakeRun, tmp_path: Path) -> None:
     """Whose picture one of them has; the image on which the probabilities are furthest apart comes first."""
     folders = [make_run("baseline", epochs=3), make_run("csda", epochs=3)]

@@ -199,7 +199,23 @@ def _describe_comparison(entries: Sequence[Entry], rows: Sequence[tables.Row]) -
                 f"Compared with {reference}, {entry.name} is {_judge('MCA', gaps['MCA'])} "
                 f"and {_judge('AUC', gaps['AUC'])}."
             )
+        sentences += _describe_labels(entry, entries[0])
     return sentences
+
+
+def _describe_labels(entry: Entry, reference: Entry) -> list[str]:
+    """What a run had more or fewer labels of, where it had."""
+    own, theirs = (tables.count_images(each.run)["labeled"] for each in (entry, reference))
+    pairs = zip(tables.count_classes(entry.run), tables.count_classes(reference.run), strict=True)
+    differing = [
+        f"{ours.name} {ours.labeled - others.labeled:+,}".replace("-", "−")
+        for ours, others in pairs
+        if ours.labeled != others.labeled
+    ]
+    if not differing:
+        return []
+    listed = ", ".join(differing)
+    return [f"{entry.name} has learned from {own:,} labeled images, {reference.name} from {theirs:,}: {listed}."]
 
 
 def _judge(metric: str, gap: Estimate) -> str:

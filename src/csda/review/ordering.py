@@ -29,7 +29,7 @@ SPREAD = 1000
 
 ORDERS = {
     "suspicious": "given labels that the prediction contradicts most",
-    "mix": "at the borders of all classes in turn, of groups without a label first",
+    "mix": "unsure images of each class in turn, new groups first",
     "uncertainty": "least certain first",
     "disagreement": "where alignment, or a second model, changes the prediction most",
     "rare": "rare classes first",
