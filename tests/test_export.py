@@ -150,7 +150,7 @@ def kept_ratio(request: pytest.FixtureRequest, photographs: list[Path], tmp_path
             image.resize((48, 32) if number % 2 else (32, 48)).save(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CSDA_CACHE", str(folder / "cache"))
-        learning = {"labels": "40", "epochs": 10, "steps_per_epoch": 8, "lr": 0.1}
+        learning = {"labels": "40", "epochs": 10, "steps_per_epoch": 8, "lr": 0.1, "choose": "last"}
         return train_tiny(images, folder / "run", method="baseline", aspect=request.param, **learning)
 
 
