@@ -201,7 +201,7 @@ def test_nothing_is_copied_to_the_host_by_what_a_pass_repeats(
             function(*arguments)
 
     if isinstance(training.method, SelfTraining):
-        training.method.renew_at = partial(guarded, training.method.renew_at)  # type: ignore[method-assign]
+        training.method.queue_at = partial(guarded, training.method.queue_at)  # type: ignore[method-assign]
     training.begin()
     training.method.end_epoch(training.model, training.labeled_set, training.pool)
 

@@ -101,7 +101,7 @@ def test_what_a_pass_repeats_depends_on_its_tensors_alone(condition: str, repeat
         training, method = _training(refresh="epoch", refresh_batch_size=5, condition=condition, repeats=repeats)
         training.seed(1)
         if by is not None:
-            method.renew_at = partial(by, method.renew_at)  # type: ignore[method-assign]
+            method.queue_at = partial(by, method.queue_at)  # type: ignore[method-assign]
         training.begin()
         for _ in range(3):
             training.step().loss.backward()
@@ -228,7 +228,7 @@ def test_rebuilding_empties_the_queue_before_it_is_renewed(rebuild: bool, monkey
     assert queue is not None
     assert queue.mask.any()
     held: list[bool] = []
-    monkeypatch.setattr(method, "renew_all", lambda *_: held.append(bool(queue.mask.any())))
+    monkeypatch.setattr(method, "queue_all", lambda *_: held.append(bool(queue.mask.any())))
     method.end_epoch(training.model, training.labeled_set, training.pool)
     assert held == [not rebuild]
 

@@ -81,8 +81,8 @@ class Accelerator:
         if self.device.type == "cuda":
             overlap_halves(model, method, optimizer, self.device)
         if isinstance(method, SelfTraining):
-            repeated = partial(self.graphs.run, method.renew_at, eager=EAGER_BATCHES)
-            method.renew_at = repeated  # type: ignore[method-assign]
+            repeated = partial(self.graphs.run, method.queue_at, eager=EAGER_BATCHES)
+            method.queue_at = repeated  # type: ignore[method-assign]
 
     def run(self, function: Callable[..., None], *arguments: object) -> None:
         """A step: called at first, then captured and replayed."""

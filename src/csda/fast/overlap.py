@@ -106,7 +106,7 @@ def overlap_halves(model: TwoStream, method: nn.Module, optimizer: torch.optim.O
     if queue is None and settings.teacher == "ema":
         method.choose = beside(method.choose, device)  # type: ignore[method-assign]
     elif queue is not None and settings.order == "train_first":
-        method.renew = beside(method.renew, device)  # type: ignore[method-assign]
+        method.guess_align_queue = beside(method.guess_align_queue, device)  # type: ignore[method-assign]
     else:
         return
     model.average_weights = beside(model.average_weights, device)  # type: ignore[method-assign]

@@ -130,26 +130,26 @@ class SelfTraining(Method):
         if self.settings.guesses_from == "folds":
             self.refinement.start_unlabeled(self.fold_unlabeled)
         if self.refinement.queue is not None:
-            self.renew_all(model, labeled_set, pool)
+            self.queue_all(model, labeled_set, pool)
 
     def step(
         self, model: TwoStream, labeled: LabeledBatch, unlabeled: Batch, pool: ImagePool, progress: Tensor
     ) -> StepOutput:
-        """Algorithm 1: pseudo-labels of the teacher are aligned and queued, the student learns, the teacher is updated.
+        """Algorithm 1: the teacher guesses, guesses are aligned and queued, the student learns, the teacher follows.
 
-        A step ends with its loss, so the teacher follows the student's update at the beginning of the next step.
+        A step ends with its loss, so the teacher follows the student's last update at the beginning of the next step.
         """
         settings = self.settings
-        renews = settings.refresh == "step" and self.refinement.queue is not None
+        queues = settings.refresh == "step" and self.refinement.queue is not None
         labeled_images = labeled.weak()
         if settings.teacher == "ema" and settings.teacher_update == "step":
             model.update_teacher(settings.teacher_momentum)
-        if renews and settings.order == "update_first":
-            self.renew(model, labeled_images, labeled.targets, unlabeled)
+        if queues and settings.order == "update_first":
+            self.guess_align_queue(model, labeled_images, labeled.targets, unlabeled)
         samples, targets, mask = self.choose(model, labeled, labeled_images, unlabeled, pool, progress)
         supervised, unsupervised = self.learn(model, labeled_images, labeled.targets, samples, targets, mask)
-        if renews and settings.order == "train_first":
-            self.renew(model, labeled_images, labeled.targets, unlabeled)
+        if queues and settings.order == "train_first":
+            self.guess_align_queue(model, labeled_images, labeled.targets, unlabeled)
         weight = settings.weight * progress if settings.weight_ramp else settings.weight
         return StepOutput(
             total_loss(supervised, unsupervised, weight),
@@ -166,7 +166,7 @@ class SelfTraining(Method):
         if self.refinement.queue is not None and self.settings.refresh == "epoch":
             if self.settings.rebuild:
                 self.refinement.queue.reset()
-            self.renew_all(model, labeled_set, pool)
+            self.queue_all(model, labeled_set, pool)
 
     def take_folds(self, labeled_probs: Tensor, unlabeled_probs: Tensor) -> None:
         self.fold_labeled.copy_(labeled_probs)
@@ -206,8 +206,8 @@ class SelfTraining(Method):
         asked = self.settings.labeled_from == "teacher" and self.settings.observes
         return labeled_images if asked else labeled_images[:0]
 
-    def renew(self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch) -> Tensor:
-        """Update marginals and queue from a labeled and an unlabeled batch, and return the aligned pseudo-labels."""
+    def guess_align_queue(self, model: TwoStream, labeled_images: Tensor, targets: Tensor, unlabeled: Batch) -> Tensor:
+        """Update marginals and queue with the predictions for these batches; return the aligned pseudo-labels."""
         labeled_probs, unlabeled_probs = self.guess(model, labeled_images, targets, unlabeled)
         if self.settings.labeled_from == "teacher":
             self.refinement.observe_labeled(labeled_probs, targets)
@@ -231,7 +231,7 @@ class SelfTraining(Method):
         if self.refinement.queue is not None:
             samples, aligned, mask = self.refinement.queued(labeled, pool)
         else:
-            samples, aligned = unlabeled, self.renew(model, labeled_images, labeled.targets, unlabeled)
+            samples, aligned = unlabeled, self.guess_align_queue(model, labeled_images, labeled.targets, unlabeled)
             mask = torch.ones(len(unlabeled), dtype=torch.bool, device=aligned.device)
         return samples, self.refinement.targets(aligned), self.admit(aligned, mask, progress)
 
@@ -282,14 +282,14 @@ class SelfTraining(Method):
         """Update λ^x with the student's own predictions."""
         self.refinement.observe_labeled(labeled_probs, labels)
 
-    def renew_all(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
-        """`renew` in one pass over the unlabeled images in shuffled batches, each with a batch of labeled ones."""
+    def queue_all(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
+        """`guess_align_queue` in one pass over the unlabeled images, in shuffled batches with a labeled batch each."""
         size = self.settings.refresh_batch_size
         labeled_batches = cycle(list(labeled_set.order(size, shuffled=True)))
         for unlabeled, labeled in zip(pool.fetch(size, shuffled=True), labeled_batches, strict=False):
-            self.renew_at(model, labeled_set, pool, labeled, *unlabeled)
+            self.queue_at(model, labeled_set, pool, labeled, *unlabeled)
 
-    def renew_at(
+    def queue_at(
         self,
         model: TwoStream,
         labeled_set: LabeledSet,
@@ -298,6 +298,6 @@ class SelfTraining(Method):
         indices: Tensor,
         pixels: Tensor | None,
     ) -> None:
-        """`renew` from the images at these positions."""
+        """`guess_align_queue` from the images at these positions."""
         labeled = labeled_set.batch(labeled_indices)
-        self.renew(model, labeled.weak(), labeled.targets, pool.batch(indices, pixels))
+        self.guess_align_queue(model, labeled.weak(), labeled.targets, pool.batch(indices, pixels))
