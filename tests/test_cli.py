@@ -15,6 +15,7 @@ from PIL import Image
 
 from csda import cli, metrics
 from csda.runs import Run
+from csda.training import configure
 from tiny import arguments
 
 Command = Callable[..., tuple[int, str, str]]
@@ -98,9 +99,22 @@ def test_methods_are_listed(csda: Command) -> None:
     code, output, _ = csda("methods", "csda", "--all")
     assert code == 0
     assert "teacher_mode" in output
+    code, output, _ = csda("methods", "csda", "--preset", "quick", "--set", "epochs=4")
+    assert code == 0
+    shown = {line.split()[0]: line.split()[1] for line in output.splitlines() if len(line.split()) > 1}
+    assert (shown["epochs"], shown["warm_up_epochs"], shown["image_size"]) == ("4", "1", "32")
     code, _, errors = csda("methods", "cdsa")
     assert code == 2
     assert "method = 'cdsa' is unknown; choose one of" in errors
+
+
+def test_settings_are_shown_as_a_training_on_images_here_would_have_them(csda: Command, tiny_images: Path) -> None:
+    here = configure({"data": str(tiny_images), "method": "csda"})
+    _, output, _ = csda("methods", "csda")
+    assert f"csda with the preset {here.preset}, as here" in output
+    for name in ("image_size", "epochs", "labels"):
+        value = getattr(here, name)
+        assert re.search(rf"^{name} +{'–' if value is None else value} ", output, re.M), name
 
 
 def _refused(result: tuple[int, str, str], *expected: str) -> str:

@@ -90,7 +90,9 @@ def test_what_is_fast_knows_neither_engine_nor_research(path: Path) -> None:
 
 
 def test_no_two_modules_have_the_same_name() -> None:
-    names = [path.stem for path in ROOT.rglob("*.py") if path.name != "__init__.py"]
+    """A package is a module, too."""
+    paths = [path.parent if path.name == "__init__.py" else path for path in ROOT.rglob("*.py")]
+    names = [path.stem for path in paths]
     assert sorted(names) == sorted(set(names))
 
 

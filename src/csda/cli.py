@@ -392,16 +392,19 @@ def labels_export(
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Method to show the settings of.")] = None,
+    preset: Preset = None,
+    settings: Assignments = None,
     every: Annotated[bool, typer.Option("--all", help="Show all settings, also the readings of the paper.")] = False,
 ) -> None:
-    """List the methods, or show the settings of one with the values that a run on this machine would use."""
+    """List the methods, or show the settings of one with the values for your own images on this machine."""
     from csda.methods.catalog import methods_table, settings_table
     from csda.training import configure
 
     if name is None:
         _print(methods_table())
-    else:
-        _print(settings_table(configure({"method": name}), configure({"method": name, "preset": "paper"}), every=every))
+        return
+    chosen = {"data": "my_images", **_with_preset(settings, preset), "method": name}
+    _print(settings_table(configure(chosen), configure({**chosen, "preset": "paper"}), every=every))
 
 
 @app.command()
@@ -641,7 +644,7 @@ def bench_review(
     """Time the review page: start, first paint, pages, searches and labels."""
     _require_research()
     _require_packages("review", "fastapi", "uvicorn")
-    from csda.research.bench.review import bench_review
+    from csda.research.bench.serving import bench_review
 
     _keep_and_show([bench_review(images, labels)], out)
 
