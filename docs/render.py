@@ -6,9 +6,12 @@ A template lies under docs/templates/ at the path that its page has in the repos
     {{ gap("table1", "csda") | interval("auc") }}   +1.9 [+1.5, +2.2]
     {{ row("table1/summary.csv", method="csda", labels=800).auc_mean | fixed(4) }}
     {% for line in rows("table4/summary.csv") %}…{% endfor %}
+    {{ count("table1/runs.csv", "seed") | word }} seeds                        five seeds
+    {{ setting("strong", "image_size") }} pixels                          160 pixels
     {% do claim(gap("table1", "glm").auc_gap > gap("table1", "csda").auc_gap) %}
 
-`claim` prints nothing. It fails where a sentence of the page no longer follows from the files.
+`setting` reads the presets of the package. `claim` prints nothing. It fails where a sentence of the page no longer
+follows from the files.
 
     python docs/render.py            writes the pages
     python docs/render.py --check    exits with 1 and names the pages that differ from their templates
@@ -27,9 +30,14 @@ from typing import Any
 
 import jinja2
 
+from csda.config import resolve
+from csda.methods import METHODS
+
 ROOT = Path(__file__).parent.parent
 TEMPLATES = ROOT / "docs" / "templates"
 Line = dict[str, Any]
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 class Results:
@@ -74,6 +82,10 @@ class Results:
     def average(self, file: str, column: str, **wanted: Any) -> float:
         """The mean of a column over the wanted lines."""
         return mean(line[column] for line in self.rows(file, **wanted))
+
+    def count(self, file: str, column: str, **wanted: Any) -> int:
+        """How many different values a column has in the wanted lines."""
+        return len({str(line[column]) for line in self.rows(file, **wanted)})
 
     def furthest(self, file: str, column: str, other: str, **wanted: Any) -> float:
         """The largest difference between two columns over the wanted lines."""
@@ -131,6 +143,17 @@ def spread(line: Line, figure: str, digits: int = 3) -> str:
     return fixed(line[f"{figure}_mean"], digits) + ("" if deviation is None else f" ± {fixed(deviation, digits)}")
 
 
+def word(number: int) -> str:
+    """A small whole number as a word, a larger one with separators."""
+    return WORDS[number] if 0 <= number < len(WORDS) else f"{number:,}"
+
+
+def setting(preset: str, key: str, method: str = "baseline") -> Any:
+    """The value of a setting of every run, or of a method, with a preset."""
+    config = resolve({"preset": preset, "method": method}, METHODS[method].settings, METHODS[method].defaults)
+    return config.method_settings[key] if key in config.method_settings else getattr(config, key)
+
+
 def claim(holds: bool) -> None:
     """Fail where a sentence does not follow from the files."""
     if not holds:
@@ -155,10 +178,12 @@ def render(template: str, results: Path) -> str:
         "points": points,
         "interval": interval,
         "spread": spread,
+        "word": word,
+        "multiply": lambda value, factor: value * factor,
     }
     environment.globals |= {
-        name: getattr(source, name) for name in ("rows", "row", "gap", "means", "average", "furthest", "bench")
-    } | {"claim": claim, "min": min, "max": max, "abs": abs}
+        name: getattr(source, name) for name in ("rows", "row", "gap", "means", "average", "count", "furthest", "bench")
+    } | {"claim": claim, "setting": setting, "min": min, "max": max, "abs": abs}
     return environment.get_template(template).render()
 
 

@@ -337,3 +337,19 @@ def test_the_citation_names_authors_and_version() -> None:
     assert f"version: {__version__}\n" in text
     assert '- name: "The csda developers"' in text
     assert re.findall(r"family-names: (\w+)", text) == ["Huang", "Wu", "Wang", "Li", "Ioannou"]
+
+
+def test_limits_that_pages_name_are_those_of_the_code() -> None:
+    from csda.config import MAX_TOML
+    from csda.data.csv_files import MAX_TEXT
+    from csda.data.decode import MAX_BYTES, MAX_PIXELS
+    from csda.data.tree import MOST
+
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    promises = (DOCS / "explanation" / "promises.md").read_text(encoding="utf-8")
+    pixels = f"more than {MAX_PIXELS // 10**6} million pixels"
+    assert pixels in promises
+    assert f"{pixels[0].upper()}{pixels[1:]}, {MAX_BYTES // 10**6} MB of a file" in security
+    assert f"or {MAX_TEXT // 10**9} GB of a table" in security
+    assert f"more than {MOST} deep, or that links lead to in more than {MOST} ways" in security
+    assert f"more than {MAX_TOML:,} characters" in security

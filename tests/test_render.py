@@ -11,6 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from csda.methods import METHODS
+from csda.training import configure
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -64,6 +67,23 @@ def test_numbers_are_written_as_pages_have_them() -> None:
     assert RENDER.interval(line, "auc") == "−1.6 [−2.0, +0.4]"
     assert RENDER.spread(line, "auc") == "0.810"
     assert RENDER.fixed(None, 2) == "–"
+    assert [RENDER.word(number) for number in (0, 5, 12, 13, 2000)] == ["zero", "five", "twelve", "13", "2,000"]
+
+
+def test_pages_have_the_settings_of_the_presets() -> None:
+    config = configure({"preset": "quick", "method": "csda", "data": "synthetic"})
+    assert RENDER.setting("quick", "epochs") == config.epochs
+    assert RENDER.setting("quick", "weight", "csda") == config.method_settings["weight"] != 1
+    assert RENDER.setting("quick", "weight", "glm") == METHODS["glm"].defaults["weight"]
+
+
+def test_different_values_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("method,seed\na,0\na,1\nb,1\n")
+    results = RENDER.Results(tmp_path)
+    assert (
+        results.count("t.csv", "seed") == results.count("t.csv", "method") == results.count("t.csv", "seed", method="a")
+    )
+    assert results.count("t.csv", "seed", method="b") == 1
 
 
 def test_a_line_that_is_not_there_is_named(tmp_path: Path) -> None:
