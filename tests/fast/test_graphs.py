@@ -150,7 +150,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_so() -> None:
     engine, weights = _train_on_gpu(capture=True, spoil=True)
     _, expected = _train_on_gpu(capture=False)
     assert engine.remark is not None
-    assert engine.remark.startswith("steps run eagerly, since capture in a CUDA graph failed: ")
+    assert engine.remark.startswith("steps run eagerly, because capture in a CUDA graph failed: ")
     torch.testing.assert_close(weights, expected)
 
 

@@ -4,10 +4,10 @@ The engine creates an `Accelerator` and calls it; nothing else in the core uses 
 a training computes: these versions are tested against the core.
 
     graphs.py       steps captured in CUDA graphs and replayed
-    overlap.py      the teacher's half of a step on a second stream
+    overlap.py      the teacher's half of a step, on a second stream
     blocks.py       the paper's convolution blocks as one function, by the kernels of convolution.py
     inverted.py     layers of MobileNetV2 and EfficientNet-Lite, by the kernels of normalization.py and depthwise.py
-    linear.py       large weights kept in bfloat16, too, by the kernels of update.py
+    linear.py       large weights that are also kept in bfloat16, by the kernels of update.py
     padded.py       layers with padded channels
     views.py        augmentation by the kernels of warp.py
     streaming.py    pixels that stay on the host
@@ -85,7 +85,7 @@ class Accelerator:
             method.queue_at = repeated  # type: ignore[method-assign]
 
     def run(self, function: Callable[..., None], *arguments: object) -> None:
-        """A step: called at first, then captured and replayed."""
+        """Run a step: eagerly at first, then captured and replayed."""
         self.graphs.run(self._step, function, *arguments, eager=EAGER_STEPS)
 
     def _step(self, function: Callable[..., None], *arguments: object) -> None:

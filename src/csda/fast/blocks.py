@@ -1,4 +1,4 @@
-"""The paper's encoder with its convolution blocks run as one function."""
+"""The paper's encoder, with its convolution blocks computed by one function."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from csda.models.alexnet import Block
 from csda.models.encoder import Encoder
 
 ACTIVATIONS = 32
-"""Channels that an activation has at least; images have fewer."""
+"""Smallest number of channels of an activation. Images have fewer."""
 
 
 class FusedEncoder(Encoder):
-    """An encoder, or a part of one, whose leading blocks run together by kernels where they can."""
+    """An encoder, or a part of one, whose first blocks are computed together by kernels where these support them."""
 
     def forward(self, *images: Tensor) -> Tensor:
         blocks = self._blocks()
@@ -43,14 +43,18 @@ class FusedEncoder(Encoder):
 
 
 def fuse(encoder: Encoder) -> Encoder:
-    """The same stages, and so the same weights under the same names; an encoder without blocks as it is."""
+    """An encoder with the same stages, so with the same weights and names. An encoder without such blocks is returned
+    as it is.
+    """
     if not isinstance(encoder[0], Block):
         return encoder
     return FusedEncoder(*encoder, width=encoder.width).train(encoder.training)
 
 
 def _fusible(blocks: Sequence[nn.Module], *inputs: Tensor) -> bool:
-    """Whether the kernels give what the blocks would: bfloat16 on a GPU, BatchNorm that learns or only predicts."""
+    """Whether the kernels give the same result as the blocks: bfloat16 on a GPU, and BatchNorm that learns or only
+    predicts.
+    """
     values, number = inputs[0], sum(map(len, inputs))
     if not blocks or not kernels.supported(values.device) or kernels.matrix_dtype() != torch.bfloat16:
         return False
@@ -76,5 +80,5 @@ def _run(blocks: Sequence[nn.Module], *inputs: Tensor, sizes: Sequence[int] | No
 
 
 def _norms(blocks: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:
-    """BatchNorm as it is here; one that works across processes is another class."""
+    """The BatchNorm layers of torch. A BatchNorm over several processes is of another class and is left out."""
     return [module for block in blocks for module in block.children() if type(module) is nn.BatchNorm2d]

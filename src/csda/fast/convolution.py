@@ -1,20 +1,23 @@
-"""Blocks `Conv(4, 2, 1) → ReLU → BatchNorm` in Triton: each activation is written once and normalised nowhere.
+"""Blocks `Conv(4, 2, 1) → ReLU → BatchNorm` in Triton. Each activation is written once; no normalised copy is written.
 
-With r = ReLU(conv + bias) a block gives y = s·(r − μ) + β for each channel, s = γ/√(σ² + ε). Only r is stored, as
-[B, H, W, C] in bfloat16; sums are kept in float32.
+With r = ReLU(conv + bias) a block computes y = s·(r − μ) + β for each channel, where s = γ/√(σ² + ε). Only r is stored,
+as [B, H, W, C] in bfloat16; sums are in float32.
 
-- The next convolution works on r: s goes into its weights, −μ and β into a constant for each output channel. Since the
-  border is zero in y and not in r, the constant depends on which border a position touches: 4 × 4 cases.
-- The sums for μ and σ² are taken where r is made, those for BatchNorm's gradient where the gradient of y is made. Each
-  program writes its share and a small kernel adds them in a fixed order, so results repeat bit by bit.
-- The gradient of the weights is taken on r as well: s·(G − μ·D) + β·D, where G is the product of gradients with r and D
-  the sum of the gradients at which a tap saw the image.
+- The next convolution reads r: s is multiplied into its weights, and −μ and β become a constant for each output
+  channel. The border is zero in y but not in r, so the constant depends on which borders a position touches: 4 × 4
+  cases.
+- The sums for μ and σ² are computed together with r, and those for BatchNorm's gradient together with the gradient of
+  y. Each program writes its partial sum and a small kernel adds these up in a fixed order, so results are the same bit
+  by bit in every run.
+- The gradient of the weights is also computed from r: s·(G − μ·D) + β·D, where G is the product of gradients with r and
+  D the sum of the gradients at positions where a filter weight is inside the image.
 
-A batch may consist of segments that have batch statistics of their own, as if each passed alone. One set of launches
-computes all: a program works within one segment, and what depends on statistics has a leading axis of segments.
+A batch may consist of segments with separate batch statistics, as if each were a batch of its own. All are computed by
+the same launches: a program works within one segment, and everything that depends on statistics has a leading axis of
+segments.
 
-The first block has one or three input channels; `_pack` gives it a border and four, the last of them ones, whose
-"weight" has the gradient of the bias.
+The first block has one or three input channels. `_pack` adds a border and pads to four channels, the last of them ones.
+The "weight" of this channel has the gradient of the bias.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -38,7 +41,7 @@ PACKED = 4
 
 
 class Tiles(NamedTuple):
-    """How a kernel cuts its work: rows of a tile, depth of one matrix product, warps, pipeline stages, programs."""
+    """How a kernel divides its work: rows per tile, depth of a matrix product, warps, pipeline stages, programs."""
 
     rows: int
     depth: int
@@ -69,9 +72,9 @@ WEIGHT_GRADIENT = {
     (64, 128): Tiles(64, 128, 4, 3, 132),
 }
 BLOCK = 1024
-"""Elements that a program of an elementwise kernel takes at a time."""
+"""Elements that a program of an elementwise kernel computes at a time."""
 REDUCERS = 264
-"""Programs of the elementwise kernels that also leave sums."""
+"""Number of programs of those elementwise kernels that also compute sums."""
 
 
 @triton.jit
@@ -79,7 +82,9 @@ def _pack(
     images, packed, stride_image, stride_channel, stride_row, stride_column, count,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Images of any layout [B, CHANNELS, HEIGHT, WIDTH] with a border of zeros as [B, HEIGHT + 2, WIDTH + 2, 4]."""
+    """Convert images of any layout [B, CHANNELS, HEIGHT, WIDTH] to [B, HEIGHT + 2, WIDTH + 2, 4], with a border of
+    zeros.
+    """
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = pixel % (WIDTH + 2) - 1
     y = pixel // (WIDTH + 2) % (HEIGHT + 2) - 1
@@ -106,11 +111,11 @@ def _prepare(
     stride_output, stride_input, stride_row, stride_column,
     INPUTS: tl.constexpr, CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, FOLD: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Weights of one output channel as the kernels read them, and the constants of the 16 cases of border.
+    """Arrange the weights of one output channel for the kernels, and compute the constants of the 16 border cases.
 
-    `forward_weight` [16·CHANNELS, OUTPUTS] is scaled by the norm before, for each segment by its own;
-    `backward_weight` [2, 6, OUTPUTS, 2·CHANNELS] has for each parity of a row, for two rows and three columns of
-    gradients, what goes to an even and an odd column.
+    `forward_weight` [16·CHANNELS, OUTPUTS] is scaled by the BatchNorm before it, for each segment separately.
+    `backward_weight` [2, 6, OUTPUTS, 2·CHANNELS] has, for each parity of a row and for two rows and three columns of
+    gradients, the weights for an even and an odd column.
     """
     output = tl.program_id(0)
     segment = tl.program_id(1)
@@ -142,12 +147,12 @@ def _prepare(
     tl.store(forward_weight + (tap * CHANNELS + channel) * OUTPUTS + output, scaled)
     tl.store(table + tl.arange(0, 16) * OUTPUTS + output, constant)
     if BACKWARD:
-        # Free of statistics: all segments write the same.
+        # Independent of statistics, so all segments write the same values.
         down, across = (row + 1) % 2, (column + 1) % 2
         part = (down * 2 + row // 2) * 3 + across - column // 2 + 1
         target = backward_weight + (part * OUTPUTS + output) * (2 * CHANNELS) + channel
         tl.store(target + across * CHANNELS, plain.to(kind))
-        # Gradients one column to the left reach even columns alone, those to the right odd ones.
+        # Gradients one column to the left affect only even columns, those one to the right only odd ones.
         empty = tl.arange(0, 8)[:, None]
         part = empty // 2 * 3 + empty % 2 * 2
         target = backward_weight + (part * OUTPUTS + output) * (2 * CHANNELS) + channel
@@ -156,9 +161,10 @@ def _prepare(
 
 @triton.jit
 def _share(counts, starts):
-    """This program's segment, its first row, its rows; this program among the segment's programs, and their number.
+    """The segment of this program, its first row and number of rows, the index of the program within the segment, and
+    the number of programs of the segment.
 
-    `counts` are the rows of the segments, `starts` the first programs of those after the first.
+    `counts` are the numbers of rows of the segments, `starts` the first programs of all segments but the first.
     """
     program = tl.program_id(0)
     segment, first, count = 0, 0, counts[0]
@@ -175,14 +181,14 @@ def _share(counts, starts):
 
 @triton.jit
 def _before(position, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr):
-    """How many values the input of a convolution has before the image that begins at this position of its output."""
+    """Number of input values of a convolution before the image that begins at this position of its output."""
     packed = position // (HEIGHT * WIDTH) * ((2 * HEIGHT + 2) * (2 * WIDTH + 2) * 4)
     return packed if CHANNELS == 4 else position * (4 * CHANNELS)
 
 
 @triton.jit
 def _thin(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr):
-    """Sums of some rows of a matrix product: those that lie in one thread, so that nothing moves between threads."""
+    """Partial sums over the rows of a matrix product: rows of one thread only, so threads exchange nothing."""
     return tl.sum(tl.sum(tl.reshape(values, [ROWS // (16 * WARPS), WARPS, 2, 8, COLUMNS]), 2), 0)
 
 
@@ -191,7 +197,7 @@ def _window(
     inputs, image, row, column, inside, begin,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """What a filter sees at some positions: of its 16·CHANNELS values as many as LANES, from `begin` on."""
+    """LANES of the 16·CHANNELS input values of a filter at some positions, from `begin` on."""
     if CHANNELS == 4:
         lane = tl.arange(0, LANES)
         pitch: tl.constexpr = (2 * WIDTH + 2) * 4
@@ -199,7 +205,7 @@ def _window(
         lane = lane // 16 * pitch + lane % 16
         seen = inside[:, None]
     else:
-        # Not by %: the compiler would lose sight of the alignment.
+        # With % the compiler would not recognise the alignment.
         filter_row = begin // (4 * CHANNELS)
         lane = begin - filter_row * (4 * CHANNELS) + tl.arange(0, LANES)
         y = 2 * row - 1 + filter_row
@@ -263,9 +269,9 @@ def _statistics(
     partial, gamma, running_mean, running_variance, batches, statistics, counts, ends, momentum, epsilon,
     CHANNELS: tl.constexpr, TRAINING: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Mean, 1/√(variance + ε) and γ times that, from the programs' sums or, outside training, from the running ones.
+    """Mean, 1/√(variance + ε) and γ times that: from the programs' sums in training, else from the running statistics.
 
-    The running ones follow segment by segment, as in passes one after the other.
+    Running statistics are updated segment by segment, as by separate passes.
     """
     channel = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
     kept_mean = tl.load(running_mean + channel)
@@ -320,7 +326,9 @@ def _receive(
     counts, starts,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of y in any layout as [B, HEIGHT, WIDTH, CHANNELS], and this program's sums for BatchNorm."""
+    """Convert the gradient of y from any layout to [B, HEIGHT, WIDTH, CHANNELS], and compute this program's sums for
+    BatchNorm.
+    """
     segment, first, count, program, programs = _share(counts, starts)
     values += first * CHANNELS
     arranged += first * CHANNELS
@@ -349,7 +357,7 @@ def _gradient_statistics(
     partial, gamma, statistics, coefficients, gamma_gradient, beta_gradient, counts, ends,
     CHANNELS: tl.constexpr, COPIES: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """BatchNorm's gradients from the programs' sums, and a, b, c with which dL/dr = a·dL/dy + b·r + c."""
+    """BatchNorm's gradients from the programs' sums, and a, b, c with dL/dr = a·dL/dy + b·r + c."""
     channel = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
     begin = 0
     gamma_sum = tl.zeros([GROUP], tl.float32)
@@ -386,7 +394,9 @@ def _through_norm(
     gradient, values, coefficients, result, partial, counts, starts,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of y to that of the convolution, and this program's sums of it where each tap saw the image."""
+    """Convert the gradient of y to that of the convolution, and sum it up for each filter weight where that is inside
+    the image.
+    """
     segment, first, count, program, programs = _share(counts, starts)
     gradient += first * CHANNELS
     values += first * CHANNELS
@@ -421,9 +431,9 @@ def _input_gradient(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, SUMS: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a convolution's input, two columns and one of two rows at a time, and its sums for BatchNorm.
+    """The gradient of a convolution's input, for two columns of a row at a time, and its sums for BatchNorm.
 
-    Row 2i + p of the input has taps in rows i + p − a of the gradient, a = 0 and 1, at height 2a + 1 − p of the filter.
+    Row 2i + p of the input depends on rows i + p − a of the gradient, a = 0 and 1, through filter row 2a + 1 − p.
     """
     segment, first, count, program, programs = _share(counts, starts)
     gradient += first * OUTPUTS
@@ -444,7 +454,7 @@ def _input_gradient(
         place = (line * WIDTH + column)[:, None] * (2 * CHANNELS) + both[None, :]
         inside = (position < count)[:, None]
         if SUMS:
-            # Asked for early, since it comes from afar.
+            # Loaded early, because this takes long.
             value = tl.load(values + place, inside, 0.0)
         passed = tl.zeros([ROWS, 2 * CHANNELS], tl.float32)
         for step in tl.range(0, 6 * OUTPUTS // DEPTH, num_stages=STAGES):
@@ -474,9 +484,9 @@ def _weight_gradient(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """This program's share of the products [16·CHANNELS, OUTPUTS] of a convolution's inputs and gradients.
+    """This program's partial sum of the products [16·CHANNELS, OUTPUTS] of a convolution's inputs and gradients.
 
-    In the first block the gradient is still that of y, and passes through BatchNorm and ReLU here.
+    In the first block the gradient is that of y. It is passed through BatchNorm and ReLU here.
     """
     segment, first, count, program, programs = _share(counts, starts)
     inputs += _before(first, HEIGHT, WIDTH, CHANNELS)
@@ -515,7 +525,7 @@ def _collect(
     INPUTS: tl.constexpr, CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, FOLD: tl.constexpr,
     GROUP: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of weight and bias from all shares: s·(G − μ·D) + β·D, where a norm came before."""
+    """The gradient of weight and bias from all partial sums: s·(G − μ·D) + β·D if a BatchNorm came before."""
     output = tl.arange(0, OUTPUTS)[None, :]
     lane = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
     tap = tl.program_id(0) * GROUP // CHANNELS
@@ -546,7 +556,7 @@ def _collect(
     if CHANNELS == 4:
         tap = lane[:, None] // CHANNELS
         tl.store(bias_gradient + output + channel * 0, weight_sum, (tap == 5) & (channel == 3))
-    # The tap (1, 1) sees the image everywhere.
+    # The filter weight (1, 1) is inside the image at every position.
     elif (tap == 5) & (tl.program_id(0) * GROUP % CHANNELS == 0):
         tl.store(bias_gradient + tl.arange(0, OUTPUTS), bias_sum)
     target = output * stride_output + channel * stride_input + tap // 4 * stride_row + tap % 4 * stride_column
@@ -554,14 +564,14 @@ def _collect(
 
 
 class _Shares(NamedTuple):
-    """What the programs of a launch leave, a row each, and where the rows of each segment end."""
+    """The results of the programs of a launch, a row for each, and the index after the last row of each segment."""
 
     rows: Tensor
     ends: tuple[int, ...]
 
 
 class _Saved(NamedTuple):
-    """What the backward pass of a block needs: its input, r, statistics of the norm before and of its own."""
+    """Tensors for the backward pass of a block: its input, r, statistics of the BatchNorm before it, and its own."""
 
     inputs: Tensor
     values: Tensor
@@ -579,9 +589,9 @@ def run_blocks(
 ) -> Tensor:
     """Consecutive blocks, from images or one normalised input [B, C, H, W] to the normalised output of the last.
 
-    `parameters` are weight, bias, γ and β of each block; `norms` give the running statistics, and whether to train.
-    With `sizes`, which add up to B, so many images at a time have batch statistics of their own, and the running ones
-    follow them in order; without, all have the same.
+    `parameters` are weight, bias, γ and β of each block. `norms` have the running statistics and say whether to train.
+    With `sizes`, which add up to B, the batch is divided into segments of these sizes with separate batch statistics,
+    and the running statistics are updated by each in order. Without, the whole batch has common statistics.
     """
     with launching(inputs[0]):
         values = pack(inputs, dtype) if parameters[0].shape[1] < PACKED else inputs[0]
@@ -652,7 +662,9 @@ class _Blocks(torch.autograd.Function):
 
 
 def pack(images: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """All images [B, 1 or 3, H, W] as one [B, H + 2, W + 2, 4]: a border of zeros, and ones in the last channel."""
+    """Join all images [B, 1 or 3, H, W] to one tensor [B, H + 2, W + 2, 4], with a border of zeros and ones in the last
+    channel.
+    """
     sizes = [len(part) for part in images]
     _, channels, height, width = images[0].shape
     packed = torch.empty(sum(sizes), height + 2, width + 2, PACKED, dtype=dtype, device=images[0].device)
@@ -663,12 +675,12 @@ def pack(images: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _counts(sizes: Iterable[int], values: Tensor) -> tuple[int, ...]:
-    """Rows of each segment in values [B, H, W, C]."""
+    """Number of rows of each segment in values [B, H, W, C]."""
     return tuple(size * values.shape[1] * values.shape[2] for size in sizes)
 
 
 def _ends(counts: Sequence[int], rows: int, programs: int, passes: int = 1) -> tuple[int, ...]:
-    """Where each segment's programs end: it has one or more, by how many tiles of so many rows they are to pass."""
+    """The index after the last program of each segment. Each segment has at least one, in proportion to its tiles."""
     tiles = [passes * triton.cdiv(count, rows) for count in counts]
     programs = min(programs, sum(tiles))
     ends = [0]

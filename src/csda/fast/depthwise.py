@@ -1,8 +1,8 @@
-"""Depthwise convolutions in Triton, for activations [B, H, W, C] in memory.
+"""Depthwise convolutions in Triton, for activations that lie in memory as [B, H, W, C].
 
-Every channel has its own filter of K × K weights, so the time goes into moving activations. A program takes a tile of
-pixels and channels, and the taps find most of what they read in the cache. Padding is a matter of indices, also the
-uneven one of TensorFlow. Weights are read in float32, as [K, K, C].
+Every channel has its own filter of K × K weights, so most of the time is spent on reading and writing activations. A
+program computes a tile of pixels and channels, so most reads of neighbouring pixels come from the cache. Padding is
+done by index, including the uneven padding of TensorFlow. Weights are read in float32, as [K, K, C].
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -21,7 +21,7 @@ from csda.fast.kernels import launching, tile_width
 
 
 class Tiles(NamedTuple):
-    """How a pass is cut: values and channels of a tile, warps, programs that add up a gradient."""
+    """How a pass is divided: values and channels per tile, warps, and programs that sum up a gradient."""
 
     values: int
     channels: int
@@ -73,7 +73,7 @@ def _filter(
 
 @triton.jit
 def _product(values, gradient, image, y, x, tap, channel, mask, height, width, CHANNELS):
-    """The gradient times what a tap of the row saw."""
+    """The gradient times the input value under this filter weight."""
     source_x = x + tap
     seen = mask & ((y >= 0) & (y < height) & (source_x >= 0) & (source_x < width))[:, None]
     place = ((image + y) * width + source_x)[:, None] * CHANNELS + channel[None, :]
@@ -85,7 +85,9 @@ def _correlate(
     values, gradients, sums, count, height, width, out_height, out_width, top, left, EIGHTHS,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Shares [programs, KERNEL, KERNEL, C] of the gradient of the weights; a program takes one row of taps."""
+    """Partial sums [programs, KERNEL, KERNEL, C] of the gradient of the weights. A program handles one row of the
+    filter.
+    """
     CHANNELS = EIGHTHS * 8
     share = tl.program_id(0)
     row = tl.program_id(2)
@@ -121,7 +123,7 @@ def _correlate(
 
 @triton.jit
 def _add_up(sums, results, shares, CHANNELS, TAPS: tl.constexpr, SHARES: tl.constexpr, WIDTH: tl.constexpr):
-    """The sum over the shares, arranged as weights [C, taps]."""
+    """The sum of the partial sums, in the order of the weights [C, K · K]."""
     tap = tl.program_id(1)
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = (channel < CHANNELS)[None, :]
@@ -196,8 +198,8 @@ def _weight_gradient(values: Tensor, gradient: Tensor, weight: Tensor, stride: i
 def convolve(values: Tensor, weight: Tensor, stride: int, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Filter each channel of values [B, C, H, W], which lie in memory as [B, H, W, C], by its weights [C, 1, K, K].
 
-    `before` are the rows and columns of zeros above and to the left, `size` is that of the result; what it needs below
-    and to the right is zero as well. K is 3 or 5, C a multiple of 8.
+    `before` is the number of rows and columns of zeros above and to the left. `size` is the size of the result; the
+    missing rows and columns below and to the right are zeros, too. K is 3 or 5, C a multiple of 8.
     """
     result: Tensor = _Depthwise.apply(values, weight, stride, before, size)
     return result

@@ -1,7 +1,8 @@
 """Capture a function in a CUDA graph once and replay it.
 
-A step of a small network is some hundred kernels of a few microseconds. Launched one by one they wait for the host;
-replayed as one graph they do not. Capture requires that the function copies nothing to the host and keeps its shapes.
+A step of a small network launches some hundred kernels of a few microseconds each. Launched one by one, the GPU waits
+for the host between them. A replayed graph launches all of them at once. The captured function must copy nothing to the
+host and keep its shapes.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from torch import Tensor
 from csda.fast.linear import Linear
 
 EAGER_STEPS = 3
-"""Calls of a step before capture, in which cuDNN chooses its kernels and the optimiser makes its state."""
+"""Eager calls of a step before its capture. In these cuDNN chooses its kernels and the optimiser makes its state."""
 
 EAGER_BATCHES = 16
-"""Calls of a pass over a part before capture: for a short pass it does not pay to pause the other threads."""
+"""Eager calls of a pass over a part before its capture, because a capture pauses all other threads."""
 
 
 class CaptureGate:
     """Pauses the other training threads of this process while one of them captures a CUDA graph.
 
-    Several trainings can share a process, each in its own thread and on its own stream. What one of them sends to the
-    device while another captures would spoil the capture.
+    Several trainings can share a process, each in its own thread and on its own stream. If another thread sent work to
+    the device during a capture, the capture would fail.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class CaptureGate:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """This thread uses the device, and pauses only in `pause`."""
+        """A context in which this thread uses the device. It pauses only in `pause`."""
         self._enter()
         try:
             yield
@@ -46,14 +47,14 @@ class CaptureGate:
             self._leave()
 
     def pause(self) -> None:
-        """Wait here while another thread captures."""
+        """Wait while another thread captures."""
         if self._capturing and self._is_running():
             self._leave()
             self._enter()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """All other training threads are paused."""
+        """A context in which all other training threads are paused."""
         was_running = self._is_running()
         if was_running:
             self._leave()
@@ -91,7 +92,7 @@ GATE = CaptureGate()
 
 @dataclass(slots=True)
 class Program:
-    """One function with its fixed arguments: how often it was called and, once captured, its graph and its inputs."""
+    """A function with fixed arguments: the number of its calls and, once captured, its graph and its input tensors."""
 
     calls: int = 0
     graph: torch.cuda.CUDAGraph | None = None
@@ -99,9 +100,9 @@ class Program:
 
 
 class Graphs:
-    """Calls functions eagerly at first, then captures and replays them, on a stream of its own.
+    """Calls functions eagerly at first, then captures and replays them on its own stream.
 
-    `layers` keep rounded copies of their weights, which are renewed before every call.
+    `layers` keep rounded copies of their weights. These are renewed before every call.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Graphs:
         self._stream = torch.cuda.Stream(device) if enabled else None
 
     def run(self, function: Callable[..., None], *arguments: object, eager: int) -> None:
-        """Call or replay `function(*arguments)`; the first `eager` calls are real ones."""
+        """Call `function(*arguments)`, or replay its graph. The first `eager` calls are not captured."""
         GATE.pause()
         if not self.enabled:
             function(*arguments)
@@ -140,7 +141,7 @@ class Graphs:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             for layer in self.layers:
-                layer.renew()  # a graph cannot tell what was written between calls
+                layer.renew()  # the weights may have changed between calls
             if program.graph is None and program.calls >= eager:
                 self._capture(program, execute, inputs)
             if program.graph is None:
@@ -162,8 +163,8 @@ class Graphs:
         graph.register_generator_state(source)
         self.before_capture()
         try:
-            # Not by torch.cuda.graph, which first waits until the device is idle and gives back all free memory: of the
-            # threads beside this one, each may have sent a second's work ahead, which continues meanwhile.
+            # Not torch.cuda.graph, which first waits until the device is idle and returns all free memory. Other
+            # threads may have submitted work for a second, which may continue meanwhile.
             with GATE.exclusive():
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
@@ -173,6 +174,6 @@ class Graphs:
             program.graph = graph
         except RuntimeError as error:
             self.enabled = False
-            self.remark = f"steps run eagerly, since capture in a CUDA graph failed: {str(error).splitlines()[0]}"
-            # A capture that broke off leaves the generator waiting for its end.
+            self.remark = f"steps run eagerly, because capture in a CUDA graph failed: {str(error).splitlines()[0]}"
+            # After a failed capture the generator would still wait for the end of the capture.
             source.graphsafe_set_state(before.graphsafe_get_state())

@@ -1,4 +1,4 @@
-"""Layers of MobileNetV2 and its relatives by kernels: depthwise convolutions; norm, ReLU6 and shortcut as one."""
+"""Layers of MobileNetV2 and similar networks by kernels: depthwise convolutions, BatchNorm with ReLU6 and shortcut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from csda.models.mobilenet import InvertedResidual, Layer, PaddedAtTheEnd
 
 
 class FusedLayer(nn.Sequential):
-    """The same modules as a `Layer` has, by kernels where they can."""
+    """The modules of a `Layer`, computed by kernels where these support the values."""
 
     def __init__(self, layer: nn.Module) -> None:
         assert isinstance(layer, Layer)
@@ -60,7 +60,7 @@ class FusedResidual(nn.Module):
 
 
 def fuse_layers(module: nn.Module) -> bool:
-    """Replace the layers and blocks within a network, if there are any; weights and their names stay."""
+    """Replace the layers and blocks of a network; return whether there were any. Weights and their names stay."""
     found = False
     for name, child in module.named_children():
         if isinstance(child, InvertedResidual | Layer):
@@ -73,7 +73,7 @@ def fuse_layers(module: nn.Module) -> bool:
 
 
 def _dense(values: Tensor) -> bool:
-    """Whether the kernels can read these values: bfloat16 on a GPU, channels last, as many as make up 16 bytes."""
+    """Whether the kernels can read these values: bfloat16 on a GPU, channels last, their number a multiple of 8."""
     return (
         values.dtype == torch.bfloat16
         and kernels.supported(values.device)
@@ -94,7 +94,7 @@ def _filter(convolution: nn.Conv2d, values: Tensor) -> Tensor:
 
 
 def _with_more_channels(convolution: nn.Conv2d, values: Tensor) -> Tensor:
-    """The convolution of images, with channels of zeros beside theirs, for which a GPU has faster kernels."""
+    """The convolution of images, padded with channels of zeros, because a GPU has faster kernels for eight channels."""
     missing = -values.shape[1] % MULTIPLE
     down, across = (_padding(convolution, side) for side in values.shape[2:])
     dtype = kernels.matrix_dtype()
@@ -104,7 +104,7 @@ def _with_more_channels(convolution: nn.Conv2d, values: Tensor) -> Tensor:
 
 
 def _padding(convolution: nn.Conv2d, side: int) -> tuple[int, int]:
-    """Zeros before and after a row or column of this length."""
+    """Number of zeros before and after a row or column of this length."""
     kernel, stride = convolution.kernel_size[0], convolution.stride[0]
     if not isinstance(convolution, PaddedAtTheEnd):
         return int(convolution.padding[0]), int(convolution.padding[0])

@@ -1,6 +1,6 @@
-"""When and how Triton kernels are used; without a GPU nothing here is used.
+"""When and how Triton kernels are used. Without a GPU nothing here is used.
 
-Where `supported` says no, the plain torch code runs, which is also what the kernels are tested against.
+If `supported` is false the plain torch code runs. The kernels are tested against that code.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ _launch = threading.RLock()
 
 
 def supported(device: torch.device) -> bool:
-    """Whether there are kernels for this device: a GPU that has bfloat16, where Triton 3.3 is installed."""
+    """Whether there are kernels for this device: a GPU with bfloat16, and Triton 3.3 or later."""
     return device.type == "cuda" and _supported(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @contextmanager
 def launching(tensor: Tensor) -> Iterator[None]:
-    """Within this context kernels go to the tensor's device, and this is the only thread to launch any.
+    """A context in which kernels run on the tensor's device, and no other thread launches kernels.
 
-    Triton loads what launches a kernel under one module name. Python then gives one module to all that load the same
-    file again, so that a thread which reads it late finds the launcher of another kernel.
+    Triton loads the launcher of every kernel under one module name. If two threads load launchers at the same time,
+    Python can give one of them the launcher of another kernel.
     """
     with _launch, torch.cuda.device_of(tensor):
         yield
 
 
 def matrix_dtype() -> torch.dtype:
-    """What matrix products on a GPU compute in just now: bfloat16 under such an autocast, otherwise float32."""
+    """The dtype of matrix products on a GPU at this moment: that of autocast if it is on, otherwise float32."""
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
 
 
 def tile_width(channels: int, most: int) -> int:
-    """Channels of a tile: a power of two, half of it where a quarter of the last tile would be empty."""
+    """Channels per tile: a power of two, halved if more than a quarter of the tiles' channels would be empty."""
     width = min(most, max(16, 1 << (channels - 1).bit_length()))
     return max(16, width // 2) if channels * 4 < 3 * -(-channels // width) * width else width
 
@@ -50,5 +50,5 @@ def _supported(device: int) -> bool:
         return False
     import triton.language
 
-    # Kernels take tuples of numbers, as they can since 3.3.
+    # The kernels take tuples of numbers, which needs Triton 3.3.
     return hasattr(triton.language, "tuple")

@@ -13,25 +13,27 @@ from csda.fast import kernels
 from csda.models.two_stream import TwoStream
 
 LARGE = 2**18
-"""Layers with at least this many weights keep a second copy: in the paper's network all but the head."""
+"""Layers with at least this many weights keep a rounded copy. In the paper's network these are all but the head."""
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that can keep its weight rounded to bfloat16, too.
+    """`nn.Linear` that can also keep its weight rounded to bfloat16.
 
-    Autocast rounds the weight in every pass and makes its gradient float32 again for the optimiser. Within `in_step`
-    passes multiply with a copy that is already rounded; the copy's gradient is the weight's, of several passes the sum
-    in bfloat16, and `descend` updates both in one kernel. Everywhere else, and without a copy, this is `nn.Linear`.
+    Autocast rounds the weight in every pass and converts its gradient back to float32 for the optimiser. Within
+    `in_step`, passes multiply with a copy that is already rounded. The gradient of the copy is used for the weight
+    (over several passes, their sum in bfloat16), and `descend` updates weight and copy in one kernel. Everywhere else,
+    and without a copy, this is `nn.Linear`.
     """
 
     rounded: Tensor | None = None
     in_step = False
     _seen: tuple[int, int] | None = None
-    """Where the weight lay when it was rounded, and its version, which kernels and replays do not raise."""
+    """Address and version of the weight when it was last rounded. Kernels and graph replays do not raise the version.
+    """
 
     @classmethod
     def of(cls, layer: nn.Linear) -> Linear:
-        """A layer with the weights of one of torch's."""
+        """A layer that shares the weights of a layer of torch."""
         with torch.device("meta"):
             made = cls(layer.in_features, layer.out_features, bias=layer.bias is not None)
         made.weight, made.bias = layer.weight, layer.bias
@@ -45,41 +47,41 @@ class Linear(nn.Linear):
         return F.linear(values, self.rounded, self.bias)
 
     def keep_rounded(self) -> None:
-        """Make room for a copy; it is filled before it is read."""
+        """Allocate the copy. It is filled before it is first read."""
         learns = self.weight.requires_grad
         self.rounded = torch.empty_like(self.weight, dtype=torch.bfloat16, requires_grad=learns)
         self._seen = None
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Round the weight again if anything but `descend` and `follow` may have written to it."""
+        """Round the weight again, unless only `descend` and `follow` have written to it since the last time."""
         assert self.rounded is not None
         current = self.weight.data_ptr(), self.weight._version
         if current == self._seen:
             return
         self.rounded.copy_(self.weight)
-        # What is captured in a graph has not happened yet.
+        # During a capture nothing is executed, so the copy is not up to date yet.
         if not (self.weight.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._seen = current
 
     @torch.no_grad()
     def descend(self, rate: Tensor) -> None:
-        """The end of a step, after an optimiser that saw no gradient of this weight: weight − rate · gradient."""
+        """The end of a step: weight − rate · gradient. The optimiser has seen no gradient of this weight."""
         assert self.rounded is not None
         if self.rounded.grad is not None:
             from csda.fast.update import descend
 
             descend(self.weight, self.rounded.grad, rate, self.rounded)
-            self.rounded.grad = None  # now, since a capture is no time to let go of what an eager step left
+            self.rounded.grad = None  # freed here, because a capture must not free memory of an eager step
             return
         if self.weight.grad is not None:
-            # Passes without autocast gave it one, and a fused optimiser leaves no version either.
+            # Passes without autocast gave the weight a gradient, and a fused optimiser does not raise its version.
             self._seen = None
         self.renew()
 
     @torch.no_grad()
     def follow(self, other: Linear, share: float) -> None:
-        """Move by this share of the way to the other's weight, as lerp does."""
+        """Move the weight by this share of the way to the other layer's weight, as lerp does."""
         assert self.rounded is not None
         from csda.fast.update import average
 
@@ -87,9 +89,9 @@ class Linear(nn.Linear):
 
 
 def keep_rounded(model: TwoStream, optimizer: torch.optim.SGD) -> list[Linear]:
-    """Replace the large linear layers of both encoders by ones that keep their weights rounded; gives these.
+    """Replace the large linear layers of both encoders by layers that keep their weights rounded; return these.
 
-    After each step of the optimiser, to which their weights have no gradient, they descend by themselves.
+    The optimiser sees no gradient of their weights. After each of its steps the layers update themselves.
     """
     layers = [*_replace(model.student), *_replace(model.teacher)]
     for layer in layers:
@@ -115,7 +117,7 @@ def _replace(encoder: nn.Module) -> list[Linear]:
 
 @torch.no_grad()
 def average_weights(model: TwoStream, momentum: float) -> None:
-    """`TwoStream.average_weights` where layers keep their weights rounded: their average is rounded with it."""
+    """`TwoStream.average_weights` for layers that keep their weights rounded. The rounded copies are updated, too."""
     pairs: dict[Tensor, Tensor] = dict(zip(model.teacher.parameters(), model.student.parameters(), strict=True))
     students = [module for module in model.student.modules() if isinstance(module, Linear)]
     teachers = [module for module in model.teacher.modules() if isinstance(module, Linear)]
@@ -128,7 +130,7 @@ def average_weights(model: TwoStream, momentum: float) -> None:
 
 @contextmanager
 def in_step(layers: Sequence[Linear]) -> Iterator[None]:
-    """Within this context layers that have copies of their weights multiply with them, and `descend` is to follow."""
+    """A context in which these layers multiply with the copies of their weights. `descend` must follow it."""
     for layer in layers:
         assert layer.rounded is not None
         layer.rounded.grad = None

@@ -1,10 +1,10 @@
-"""BatchNorm, ReLU6 and the shortcut of a block in Triton, for activations [B, H, W, C] in memory.
+"""BatchNorm, ReLU6 and the shortcut of a block in Triton, for activations that lie in memory as [B, H, W, C].
 
-torch passes over an activation once for the statistics, once to normalise, once for ReLU6 and once for the shortcut,
-and in the backward pass as often again. Here it is two passes each way: one for sums, one for everything else. Each
-program of a pass writes its share of the sums, and each program of the next adds all shares up in a fixed order, so
-results repeat bit by bit and no kernel lies in between. Sums are in float32 and relative to the first row, so that a
-mean far from zero costs no precision.
+torch reads an activation once for the statistics, once to normalise, once for ReLU6 and once for the shortcut, and as
+often in the backward pass. Here there are two passes in each direction: one for the sums, one for everything else. Each
+program of the first pass writes its partial sums, and each program of the second adds up all of them in a fixed order.
+So results are the same bit by bit in every run, and no kernel is needed in between. Sums are in float32 and relative to
+the first row, so that a mean far from zero does not reduce the precision.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -23,7 +23,7 @@ from csda.fast.kernels import launching, tile_width
 
 
 class Tiles(NamedTuple):
-    """How a pass over [M, C] is cut: values and channels of a tile, warps, pipeline stages, programs."""
+    """How a pass over [M, C] is divided: values and channels per tile, warps, pipeline stages, programs."""
 
     values: int
     channels: int
@@ -42,7 +42,7 @@ SHARES = 32
 
 
 class Grid(NamedTuple):
-    """Programs along rows and along channels, rows and channels of a tile."""
+    """Programs along rows and along channels, and rows and channels per tile."""
 
     shares: int
     groups: int
@@ -51,7 +51,7 @@ class Grid(NamedTuple):
 
 
 def cut(number: int, channels: int, tiles: Tiles) -> Grid:
-    """The cut of a pass over `number` rows of so many channels."""
+    """The division of a pass over `number` rows with this number of channels."""
     width = tile_width(channels, tiles.channels)
     rows = tiles.values // width
     groups = triton.cdiv(channels, width)
@@ -69,7 +69,7 @@ def _total(sums, which, shares, channel, inside, CHANNELS, SHARES: tl.constexpr)
 
 @triton.jit
 def _measure(values, sums, number, EIGHTHS, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
-    """Sums of each channel and of its squares, relative to the first row."""
+    """The sum and the sum of squares of each channel, relative to the first row."""
     CHANNELS = EIGHTHS * 8  # so the compiler knows that rows begin at multiples of 16 bytes
     share = tl.program_id(0)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -94,9 +94,10 @@ def _normalize(
     shares, number, EIGHTHS, momentum, eps, TRAINING: tl.constexpr, ACTIVE: tl.constexpr, ADDS: tl.constexpr,
     SHARES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """γ (x − μ) / √(σ² + ε) + β, cut to [0, 6] where ACTIVE, added to a shortcut where ADDS.
+    """γ (x − μ) / √(σ² + ε) + β, limited to [0, 6] if ACTIVE, plus a shortcut if ADDS.
 
-    `statistics` [2, C] gets μ and 1 / √(σ² + ε). With TRAINING these are of the batch and enter the running ones.
+    `statistics` [2, C] receives μ and 1 / √(σ² + ε). With TRAINING these are those of the batch, and the running
+    statistics are updated.
     """
     CHANNELS = EIGHTHS * 8
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -138,7 +139,7 @@ def _normalize(
 
 @triton.jit
 def _gather(sums, totals, shares, CHANNELS, SHARES: tl.constexpr, WIDTH: tl.constexpr):
-    """The sums of all shares as those of one."""
+    """Add up the sums of all shares."""
     place = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = place < 2 * CHANNELS
     total = tl.zeros([SHARES, WIDTH], tl.float32)
@@ -150,7 +151,7 @@ def _gather(sums, totals, shares, CHANNELS, SHARES: tl.constexpr, WIDTH: tl.cons
 
 @triton.jit
 def _passed(gradients, values, place, mask, scale, offset, mean, inverse, ACTIVE: tl.constexpr):
-    """The gradient of the normalised value, zero where ReLU6 is flat, and (x − μ) / √(σ² + ε)."""
+    """The gradient of the normalised value, zero where ReLU6 is constant, and (x − μ) / √(σ² + ε)."""
     gradient = tl.load(gradients + place, mask, 0.0).to(tl.float32)
     value = tl.load(values + place, mask, 0.0).to(tl.float32)
     if ACTIVE:
@@ -164,7 +165,7 @@ def _collect(
     gradients, values, statistics, gamma, beta, sums, number, EIGHTHS,
     ACTIVE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the gradient and of its product with the standardised value."""
+    """The sum of the gradient, and of its product with the standardised value."""
     CHANNELS = EIGHTHS * 8
     share = tl.program_id(0)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -193,7 +194,7 @@ def _go_back(
     TRAINING: tl.constexpr, ACTIVE: tl.constexpr,
     SHARES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of x, γ and β. Where statistics are of the batch, x changes them, too."""
+    """The gradients of x, γ and β. In training x also changes the statistics of the batch."""
     CHANNELS = EIGHTHS * 8
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = channel < CHANNELS
@@ -219,7 +220,7 @@ def _go_back(
 
 
 def _sums(kernel: Any, arguments: tuple[Any, ...], number: int, channels: int, *flags: bool) -> Tensor:
-    """What a pass that leaves sums gives: [shares, 2, C], of few shares."""
+    """The sums [shares, 2, C] that a pass computes, reduced to a few shares."""
     grid = cut(number, channels, SUMS)
     # Programs that take four tiles each cost less than a pass that adds up more shares.
     if (few := triton.cdiv(number, 4 * grid.rows)) <= SHARES:
@@ -284,10 +285,10 @@ class _Norm(torch.autograd.Function):
 
 
 def normalize(values: Tensor, norm: nn.BatchNorm2d, *, active: bool, shortcut: Tensor | None = None) -> Tensor:
-    """What `norm` makes of values [B, C, H, W], which lie in memory as [B, H, W, C] with C a multiple of 8.
+    """Apply `norm` to values [B, C, H, W], which lie in memory as [B, H, W, C]; C is a multiple of 8.
 
-    Then ReLU6 where it is `active`, and `shortcut`, of the same layout, added. Running statistics are updated as torch
-    does.
+    ReLU6 follows if `active`. Then `shortcut`, with the same memory layout, is added. Running statistics are updated as
+    in torch.
     """
     result: Tensor = _Norm.apply(values, norm.weight, norm.bias, shortcut, norm, active)
     return result

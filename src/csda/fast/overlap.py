@@ -1,7 +1,7 @@
 """Run independent parts of a step at the same time, on two CUDA streams.
 
-Alignment and queue are a hundred kernels of a few microseconds. They wait for each other, not for the hardware, so
-beside the passes of a network they cost almost nothing.
+Alignment and queue are about a hundred kernels of a few microseconds. They use little of the GPU, so beside the passes
+of a network they take almost no extra time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class _Thread(threading.local):
-    """The second stream of this thread, and what is running on it."""
+    """The second stream of this thread, and the work on it."""
 
     stream: torch.cuda.Stream | None = None
     forked = False
@@ -36,7 +36,7 @@ _thread = _Thread()
 
 
 class Pending(Tensor):
-    """A tensor that the second stream may still be computing; whatever uses it first waits for that stream."""
+    """A tensor that the second stream may still be computing. Its first use waits for that stream."""
 
     @classmethod
     def __torch_function__(
@@ -48,18 +48,18 @@ class Pending(Tensor):
 
 
 def beside(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
-    """The function, called within a step on a second stream, beside what follows there.
+    """Wrap a function so that within a step it runs on a second stream, beside the code after the call.
 
-    It sees all that was written before the call. Tensors that it returns wait for it when they are used; what else it
-    writes is there after `join`. Its arguments are kept until then, since memory that is free for the first stream is
-    not free for the second.
+    The function sees everything that was written before the call. The first use of a returned tensor waits for the
+    function; everything else that it writes is complete after `join`. Its arguments are kept until then, because memory
+    that the first stream frees could be reused while the second stream still reads it.
     """
 
     def call(*arguments: Any) -> Result:
         if not _thread.in_step:
             return function(*arguments)
         current = torch.cuda.current_stream(device)
-        # Asked of the stream, since "cuda" and "cuda:0" are one device and not equal.
+        # The devices of streams are compared, because "cuda" and "cuda:0" are one device but not equal.
         if _thread.stream is None or _thread.stream.device != current.device:
             join()
             _thread.stream = torch.cuda.Stream(current.device)
@@ -74,7 +74,7 @@ def beside(function: Callable[..., Result], device: torch.device) -> Callable[..
 
 
 def join() -> None:
-    """Wait for the second stream: what follows sees its results."""
+    """Let the current stream wait for the second one."""
     if _thread.forked:
         assert _thread.stream is not None
         torch.cuda.current_stream(_thread.stream.device).wait_stream(_thread.stream)
@@ -84,7 +84,7 @@ def join() -> None:
 
 @contextmanager
 def overlapping() -> Iterator[None]:
-    """Within this context functions of `beside` use the second stream; at its end all of them are joined."""
+    """A context in which functions wrapped by `beside` use the second stream. Its end waits for all of them."""
     _thread.in_step = True
     try:
         yield
@@ -94,11 +94,12 @@ def overlapping() -> Iterator[None]:
 
 
 def overlap_halves(model: TwoStream, method: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Let the teacher's half of a self-training step run beside the student's.
+    """Run the teacher's half of a self-training step beside the student's half.
 
-    Without a queue the teacher guesses while the student passes its images: neither needs the other before the loss.
-    With a queue that is renewed after the training, as Algorithm 1 has it, what is renewed is for the next step and
-    runs beside the backward pass. Where the queue is renewed first, the student needs it at once.
+    Without a queue, the teacher predicts while the student passes its images, because neither needs the other before
+    the loss. If the queue is updated after the student has trained, as in Algorithm 1, the update is for the next step
+    and runs beside the backward pass. If the queue is updated first, the student needs it at once, and nothing runs in
+    parallel.
     """
     if not isinstance(method, SelfTraining):
         return

@@ -7,11 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 MULTIPLE = 8
-"""GPUs are fast for multiples of eight channels. One or three channels would use far slower kernels."""
+"""GPUs are fast if the number of channels is a multiple of eight. For one or three channels they use far slower
+kernels.
+"""
 
 
 class PaddedConvTranspose2d(nn.ConvTranspose2d):
-    """`nn.ConvTranspose2d` without output padding, computed with further channels of zeros."""
+    """`nn.ConvTranspose2d` without output padding, computed with additional channels of zeros."""
 
     def forward(self, values: Tensor) -> Tensor:  # type: ignore[override]
         assert self.bias is not None
@@ -22,7 +24,7 @@ class PaddedConvTranspose2d(nn.ConvTranspose2d):
 
 
 class PaddedLinear(nn.Linear):
-    """`nn.Linear` computed with further outputs of zeros."""
+    """`nn.Linear` computed with additional outputs of zeros."""
 
     def forward(self, values: Tensor) -> Tensor:
         missing = -self.out_features % MULTIPLE
@@ -31,7 +33,7 @@ class PaddedLinear(nn.Linear):
 
 
 def pad_outputs(head: nn.Sequential) -> None:
-    """Replace the last layer of a head if its outputs are no multiple of eight; its weights stay."""
+    """Replace the last layer of a head if the number of its outputs is no multiple of eight. Its weights are kept."""
     layer = head[-1]
     if type(layer) is nn.Linear and layer.out_features % MULTIPLE:
         with torch.device("meta"):
@@ -41,7 +43,7 @@ def pad_outputs(head: nn.Sequential) -> None:
 
 
 def pad_channels(method: nn.Module) -> None:
-    """Replace the transposed convolutions of a method whose channels are no multiple of eight; weights stay."""
+    """Replace transposed convolutions whose number of channels is not a multiple of eight. Their weights are kept."""
     for module in list(method.modules()):
         for name, child in module.named_children():
             if type(child) is nn.ConvTranspose2d and child.out_channels % MULTIPLE:

@@ -1,8 +1,8 @@
-"""Pixels that stay on the host: each batch is gathered and copied to the device ahead of the step that needs it.
+"""Pixels that stay on the host: each batch is gathered and copied to the device before the step that needs it.
 
-The order of an epoch is known before its first step, so threads read the rows of coming batches while the device
-computes. On a GPU they write into pinned memory, which a stream of its own copies; on the CPU what they gather is in
-place already.
+The order of an epoch is known before its first step, so threads read the rows of the next batches while the device
+computes. On a GPU they write into pinned memory, which a separate stream copies to the device. On the CPU no copy is
+needed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from csda.data.records import Pixels
 from csda.errors import DataError
 
 AHEAD = 8
-"""Batches that are gathered in advance, one thread each."""
+"""Batches that are gathered in advance, with one thread for each."""
 
 
 class StreamedPool(ImagePool):
-    """The images of a part that stays on the host; batches are copied to the device in advance.
+    """The images of a part that stays on the host. Batches are copied to the device in advance.
 
-    A batch whose pixels are not available is fetched while the host waits, so a step that asks for one cannot be
-    captured in a CUDA graph.
+    A batch whose pixels were not fetched in advance is fetched while the host waits, so a step that asks for one cannot
+    be captured in a CUDA graph.
     """
 
     streamed = True
@@ -71,10 +71,10 @@ class StreamedPool(ImagePool):
 
 
 class HostPixels:
-    """Images [N, H, W, C] on the host: the `rows` of an array in memory or mapped into it.
+    """Images [N, H, W, C] on the host: the `rows` of an array in memory or of a mapped file.
 
-    What is mapped is read from its file row by row. Through the map, the system would read megabytes around each row
-    that is not in memory yet.
+    A mapped file is read row by row with `pread`. Reading through the map would make the system read megabytes around
+    each row that is not in memory yet.
     """
 
     def __init__(self, array: Pixels, rows: Positions, device: torch.device) -> None:
@@ -94,7 +94,7 @@ class HostPixels:
         return len(self.rows)
 
     def take(self, indices: Tensor) -> Tensor:
-        """Pixels [B, H, W, C] on the device, at once: the host waits for the indices and the device for the pixels."""
+        """Pixels [B, H, W, C] on the device. The host waits for the indices, and the device for the pixels."""
         gathered = torch.empty(self._shape(len(indices)), dtype=torch.uint8)
         self.gather(indices.numpy(force=True), gathered.numpy())
         return gathered.to(self.device)
@@ -119,9 +119,10 @@ class HostPixels:
             raise DataError(f"{self._name} was cut short while it was in use; train again to restore it")
 
     def stream(self, batches: Sequence[Tensor] | Tensor) -> Iterator[Tensor]:
-        """Pixels [B, H, W, C] on the device for each batch of indices on the host, none larger than the first.
+        """Yield the pixels [B, H, W, C] on the device for each batch of indices on the host. The first batch must be
+        the largest.
 
-        What comes is to be used before the next is asked for, since its memory is filled again then.
+        Use each batch before requesting the next one, because its memory is then filled again.
         """
         copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         shape = self._shape(len(batches[0]))
@@ -144,9 +145,9 @@ class HostPixels:
 
 
 class Slot:
-    """Room for one batch, on the host and, unless that is the same, on the device.
+    """Memory for one batch: a buffer on the host, and one on the device unless this is the CPU.
 
-    Only the thread that asks for batches uses the device: others would break its capture of a CUDA graph.
+    Only the thread that requests batches uses the device. Other threads would break its capture of a CUDA graph.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, copies: torch.cuda.Stream | None) -> None:
@@ -160,7 +161,7 @@ class Slot:
             self._used.record(torch.cuda.current_stream(device))
 
     def gather(self, threads: Executor, source: HostPixels, indices: Positions) -> None:
-        """Start filling the host buffer once the previous batch has left it."""
+        """Start to fill the host buffer as soon as the previous batch has been copied from it."""
         if self._copies is not None:
             self._copied.synchronize()
         self._sent = False
@@ -171,7 +172,9 @@ class Slot:
         return self._gathered is not None and self._gathered.done() and self._gathered.exception() is None
 
     def send(self) -> int:
-        """Copy the batch to the device as soon as all that used the one before is done there; how many images it is."""
+        """Copy the batch to the device once the work on the previous batch is done there; return the number of its
+        images.
+        """
         assert self._gathered is not None
         count = self._gathered.result()
         if self._copies is not None and not self._sent:
@@ -189,7 +192,7 @@ class Slot:
         return self._device[:count]
 
     def release(self) -> None:
-        """Mark the slot as free: all work that uses the batch has been submitted to the device."""
+        """Mark the slot as free, once all work that uses the batch has been submitted to the device."""
         if self._copies is not None:
             self._used.record(torch.cuda.current_stream(self._device.device))
 
@@ -199,7 +202,7 @@ class Slot:
 
 
 def _deliver(waiting: deque[Slot]) -> Iterator[Tensor]:
-    """The next batch, while the one after it is being copied."""
+    """Yield the next batch, and start to copy the one after it."""
     slot = waiting.popleft()
     images = slot.receive()
     if waiting and waiting[0].gathered:

@@ -1,6 +1,6 @@
-"""Gradient descent and moving average of large weights, each with the bfloat16 copy of its result in one Triton kernel.
+"""Gradient descent and moving average of large weights. One Triton kernel also writes the bfloat16 copy of the result.
 
-Both give what torch's fused SGD, its lerp and a cast give.
+The results equal those of torch's fused SGD, of its lerp and of a cast.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -14,7 +14,7 @@ from torch import Tensor
 from csda.fast.kernels import launching
 
 BLOCK = 1024
-"""Weights that a program takes."""
+"""Weights per program."""
 
 
 @triton.jit
@@ -42,16 +42,19 @@ def _average(weights, others, share, copies, number, BLOCK: tl.constexpr):
 
 
 def descend(weight: Tensor, gradient: Tensor, rate: Tensor, copy: Tensor) -> None:
-    """Subtract rate · gradient from a float32 weight in place, and round it into its copy.
+    """Subtract rate · gradient from a float32 weight in place, and write the rounded result into the copy.
 
-    `rate` is on the device, where a graph reads it again. All others have the order in memory of the weight.
+    `rate` is on the device, so that a graph reads its current value. The other tensors have the memory order of the
+    weight.
     """
     with launching(weight):
         _descend[_programs(weight)](weight, gradient, rate, copy, weight.numel(), BLOCK)
 
 
 def average(weight: Tensor, other: Tensor, share: float, copy: Tensor) -> None:
-    """Move a float32 weight in place by a share of the way to the other, and round it into its copy."""
+    """Move a float32 weight in place by a share of the way to the other weight, and write the rounded result into the
+    copy.
+    """
     with launching(weight):
         _average[_programs(weight)](weight, other, share, copy, weight.numel(), BLOCK)
 

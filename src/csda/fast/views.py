@@ -1,4 +1,4 @@
-"""Augmentation by kernels that read uint8 pixels without gathering them first."""
+"""Augmentation by kernels that read uint8 pixels where they are, without gathering a batch first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from csda.fast import kernels
 
 @dataclass(frozen=True, slots=True)
 class FusedAugmentation(Augmentation):
-    """Gives the views of `Augmentation` in one kernel each; under autocast in its dtype."""
+    """The views of `Augmentation`, each computed by one kernel, in the dtype of autocast."""
 
     def weak_view(self, images: Selection, draws: Tensor) -> Tensor:
         from csda.fast import warp
@@ -26,7 +26,7 @@ class FusedAugmentation(Augmentation):
 
 
 def contiguous(images: Selection) -> Selection:
-    """The same images with no gaps in memory, for which these alone are copied and never a whole source."""
+    """The same images without gaps in memory. If a copy is needed, only these images are copied."""
     tensors = (images.source, images.rows, *(images.stand_in or ()))
     dense = all(tensor is None or tensor.is_contiguous() for tensor in tensors)
     return images if dense else Selection(images.pixels().contiguous())

@@ -1,6 +1,6 @@
-"""Views straight from uint8 pixels: affine map, bilinear sampling and changes of colour in one Triton kernel.
+"""Views computed from uint8 pixels by one Triton kernel: affine map, bilinear sampling and colour changes.
 
-`csda.data.augment` says what a view is and draws its parameters; these kernels give the same images.
+`csda.data.augment` defines the views and draws their parameters. These kernels give the same images.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -17,12 +17,12 @@ from torch import Tensor
 from csda.fast.kernels import launching
 
 BLOCK = 256
-"""Pixels that a program takes at a time."""
+"""Pixels that a program computes at a time."""
 
 
 @triton.jit
 def _find(source, rows, stand_in, stand_in_rows, number, real, sample, SIZE: tl.constexpr):
-    """Where the image of a sample begins, counted in 64 bits: a part may have more than 2³¹ bytes."""
+    """The address of the image of a sample. It is computed with 64 bits because a part may have more than 2³¹ bytes."""
     row = sample
     if rows is not None:
         row = tl.load(rows + sample)
@@ -37,7 +37,7 @@ def _find(source, rows, stand_in, stand_in_rows, number, real, sample, SIZE: tl.
 
 @triton.jit
 def _affine(draws, rotation, translation, FLIP: tl.constexpr):
-    """The first two rows of an affine map from five draws of [−1, 1): angle, two shifts, two signs."""
+    """The first two rows of an affine map, from five random numbers in [−1, 1): angle, two shifts, two signs."""
     angle = tl.load(draws) * rotation
     right = tl.load(draws + 1) * translation
     down = tl.load(draws + 2) * translation
@@ -51,7 +51,7 @@ def _affine(draws, rotation, translation, FLIP: tl.constexpr):
 
 @triton.jit
 def _float(number):
-    """A whole number under 2²³ as a float, by its bits: a conversion takes the GPU four times as long."""
+    """A whole number below 2²³ as a float, by setting its bits. On a GPU a conversion takes four times as long."""
     return (number.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
 
 
@@ -60,7 +60,7 @@ def _sample(
     image, channel, pixel, xx, xy, x0, yx, yy, y0,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """One channel at the places that an affine map gives, bilinear, zeros outside, in [0, 1]."""
+    """One channel at the positions of an affine map: bilinear, zeros outside, values in [0, 1]."""
     across = (2.0 * _float(pixel % WIDTH) + 1.0) * (1.0 / WIDTH) - 1.0
     along = (2.0 * _float(pixel // WIDTH) + 1.0) * (1.0 / HEIGHT) - 1.0
     x = ((xx * across + xy * along + x0 + 1.0) * WIDTH - 1.0) / 2.0
@@ -155,9 +155,9 @@ def weak(
     flip: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Views [B, C, H, W] of a `csda.data.augment.Selection`, of one or three channels; `draws` [B, 5] are from [−1, 1).
+    """Views [B, C, H, W] of a `csda.data.augment.Selection` with one or three channels; `draws` [B, 5] are in [−1, 1).
 
-    `rotation` in radians and `translation` in half image widths are the most that a draw can mean.
+    `rotation` in radians and `translation` in half image widths are the largest values, for a draw of 1.
     """
     views, (height, width, channels) = _views(source, draws, dtype)
     grid = (len(draws), triton.cdiv(height * width, BLOCK))
@@ -179,7 +179,7 @@ def strong(
     flip: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Like `weak`, with changes of colour and a cut-out; `draws` [B, 12]."""
+    """Like `weak`, with colour changes and a cut-out; `draws` [B, 12]."""
     views, (height, width, channels) = _views(source, draws, dtype)
     with launching(source):
         _strong[(len(draws),)](
@@ -190,7 +190,7 @@ def strong(
 
 
 def _others(stand_in: tuple[Tensor, Tensor | None, Tensor] | None) -> tuple[Any, ...]:
-    """Source, rows and number of the images that stand in, and whether they need not."""
+    """Source, rows and number of the substitute images, and whether the real images are used instead."""
     if stand_in is None:
         return None, None, None, None
     source, rows, real = stand_in
