@@ -38,3 +38,21 @@ def test_another_data_set_has_its_own_counts(tmp_path: Path) -> None:
     assert (stem, variant.labels) == ("table6_chexpert", ["100", "200", "300", "400", "500"])
     assert variant.splits == {"glm": {"split": "splits_latent_mixing", "split_by": "image"}}
     assert choose_variant(name, experiment, str(tmp_path / "none")) == (name, experiment)
+
+
+def test_a_row_may_have_fewer_splits_than_the_table(tmp_path: Path) -> None:
+    file = tmp_path / "rows.toml"
+    text = """
+    title = "x"
+    labels = ["9"]
+    seeds = [1]
+    splits = {{ one = {{}}, two = {{}} }}
+    rows = [{{ method = "baseline" }}, {{ method = "csda", splits = ["{split}"] }}]
+    """
+    file.write_text(text.format(split="two"))
+    _, experiment = read_experiment(str(file))
+    places = [(row.method, labels, split) for row, labels, split in experiment.places]
+    assert places == [("baseline", "9", "one"), ("baseline", "9", "two"), ("csda", "9", "two")]
+    file.write_text(text.format(split="tow"))
+    with pytest.raises(ConfigError, match=r"rows\.toml: row csda: no split tow"):
+        read_experiment(str(file))

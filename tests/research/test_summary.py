@@ -79,6 +79,20 @@ def test_a_grid_of_several_splits_has_their_mean() -> None:
     assert "Mean over splits" not in _page(Experiment(**grid | {"splits": {"one": {}}}), results)
 
 
+def test_rows_with_class_specific_alignment_are_compared_with_all_others() -> None:
+    values = {"baseline": 0.5, "csda-folds": 0.56, "not aligned": 0.53}
+    rows = [{"method": "baseline"}, {"method": "csda-folds"}, {"method": "csda-folds", "title": "not aligned"}]
+    results = [
+        {"method": name, "labels": "9", "split": "one", "seed": 0} | dict.fromkeys(FIGURES, value)
+        for name, value in values.items()
+    ]
+    page = _page(Experiment(title="Folds", labels=["9"], seeds=[0], rows=rows, splits={"one": {}}), results)
+    own, _, _ = page.partition("## csda-folds against the others")[2].partition("\n## ")
+    assert "| not aligned | 9 | one | 1 | +3.0 | +3.0 |" in own
+    assert "| baseline |" not in own  # which is the table's own difference
+    assert "## csda against" not in page
+
+
 def test_where_images_have_several_labels_each_has_its_auc() -> None:
     grid = {
         "title": "Chests",

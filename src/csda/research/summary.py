@@ -42,6 +42,9 @@ Value = TypeVar("Value")
 Line = Mapping[str, Any]
 """A row of a table by its columns."""
 
+OURS = ("csda", "csda-folds")
+"""Methods with class-specific alignment, whose rows are compared with all others."""
+
 ENOUGH = 5
 """Smallest number of seeds for a difference in bold: the interval of two or three is hardly more than their range."""
 
@@ -69,8 +72,8 @@ def summarize(experiment: Experiment, results: Sequence[Line]) -> list[dict[str,
 
 
 def compare_rows(experiment: Experiment, results: Sequence[Line]) -> list[dict[str, Any]]:
-    """Compare every row with the first, and csda and the linear probe with every other row of their preset, at each
-    budget and over all, on each split and over all.
+    """Compare every row with the first, and csda, csda-folds and the linear probe with every other row of their preset,
+    at each budget and over all, on each split and over all.
     """
     papers = {row.name: row.paper for row in experiment.rows}
     lines = []
@@ -91,7 +94,7 @@ def _pair_rows(experiment: Experiment) -> list[tuple[str, str]]:
     pairs = [(row.name, first.name) for row in others]
     for own in others:
         alike = [row.name for row in others if row is not own and row.preset == own.preset]
-        if own.method == "csda" and not own.title:
+        if own.method in OURS and not own.title:
             pairs += [(own.name, name) for name in alike]
         elif own.method == "linear-probe" and not own.title:
             pairs += [(name, own.name) for name in alike]
@@ -224,7 +227,7 @@ def format_page(
         rows.append([*cells, ", ".join(sorted({_short(run["commit"]) for run in runs}))])
     lines += [*_table(titles, rows), ""]
     lines += [
-        *_format_csda(gaps, reference),
+        *(line for method in OURS for line in _format_ours(method, gaps, reference)),
         *_format_probe(gaps, reference),
         *_format_budgets(experiment, summary, against),
     ]
@@ -232,14 +235,14 @@ def format_page(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _format_csda(gaps: Sequence[Line], reference: str) -> list[str]:
-    """A section with the differences of csda to all rows but the first, which is in the table."""
+def _format_ours(method: str, gaps: Sequence[Line], reference: str) -> list[str]:
+    """A section with the differences of a method of `OURS` to all rows but the first, which is in the table."""
     rows = [
         [gap["reference"], gap["labels"], gap["split"], str(gap["seeds"]), *_points(gap)]
         for gap in gaps
-        if gap["method"] == "csda" and gap["labels"] != "all" and gap["reference"] != reference
+        if gap["method"] == method and gap["labels"] != "all" and gap["reference"] != reference
     ]
-    return _section("csda against the others", ["against", "labels", "split", "seeds", "ΔAUC", "ΔMCA"], rows)
+    return _section(f"{method} against the others", ["against", "labels", "split", "seeds", "ΔAUC", "ΔMCA"], rows)
 
 
 def _format_probe(gaps: Sequence[Line], reference: str) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from csda.config import Setting, Settings, explain_findings, load_toml
 from csda.data import recognise
@@ -17,14 +17,15 @@ HERE = Path(__file__).parent
 class Row(Settings):
     """A row of the table: a title and a method with settings. `paper` maps a budget to the paper's AUC and MCA.
 
-    `labels` are the row's own budgets, if it has fewer than the table. `preset` is the row's own preset, which also
-    names a row without a title.
+    `labels` and `splits` are the row's own budgets and splits, if it has fewer than the table. `preset` is the row's
+    own preset, which also names a row without a title.
     """
 
     method: str
     title: str = ""
     preset: str | None = None
     labels: list[str] | None = None
+    splits: list[str] | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     paper: dict[str, list[float]] = Field(default_factory=dict)
 
@@ -70,14 +71,27 @@ class Experiment(Settings):
             raise ValueError("is ambiguous; give labels once for all splits, or in each of them")
         return splits
 
+    @model_validator(mode="after")
+    def _rows_are_on_known_splits(self) -> Self:
+        known = {*self.splits, *(name for variant in self.on.values() for name in variant.splits or {})}
+        for row in self.rows:
+            if unknown := set(row.splits or ()) - known:
+                raise ConfigError(f"row {row.name}: no split {', '.join(sorted(unknown))}; correct it, or add it")
+        return self
+
     @property
     def places(self) -> list[tuple[Row, str, str]]:
         """All rows at each of their budgets on each split, in the order of the tables."""
         if not self.labels:
-            return [(row, labels, split) for row in self.rows for split, labels in self.cases.items()]
-        return [
-            (row, labels, split) for row in self.rows for labels in row.labels or self.labels for split in self.splits
-        ]
+            every = [(row, labels, split) for row in self.rows for split, labels in self.cases.items()]
+        else:
+            every = [
+                (row, labels, split)
+                for row in self.rows
+                for labels in row.labels or self.labels
+                for split in self.splits
+            ]
+        return [place for place in every if place[0].splits is None or place[2] in place[0].splits]
 
     @property
     def cases(self) -> dict[str, str]:
@@ -101,6 +115,8 @@ def read_experiment(name: str) -> tuple[str, Experiment]:
         raise ConfigError(f"{name}: no such experiment; there are: {known}") from None
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain_findings(error, nested=True)}; correct it") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not a TOML file ({error}); correct it") from None
     except OSError as error:
