@@ -170,7 +170,7 @@ def fit(probs: Array, labels: Array, fitted_on: str = "validation") -> Calibrati
     if not any(math.isclose(level.coverage, COVERAGE) for level in levels):
         remarks.append(f"{len(labels)} images are too few for sets that cover {COVERAGE:.0%}; nothing is called unsure")
     if not multi_label and (absent := int((np.bincount(labels, minlength=probs.shape[1]) == 0).sum())):
-        remarks.append(f"{absent} of the classes have no image here; nothing is promised for them")
+        remarks.append(f"{absent} of the classes have no image here, so the coverage does not hold for them")
     return Calibration(
         fitted_on,
         len(labels),

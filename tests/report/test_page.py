@@ -165,7 +165,7 @@ def test_comparison_shows_images_on_which_runs_disagree(make_run: MakeRun, tmp_p
     kept = keep_thumbnails(folders[1]).thumbnails.pictures
     html = write_comparison(folders, tmp_path / "c.html").read_text()
     section = html[html.index('id="disputes"') : html.index('id="trust"')]
-    assert f"{len(disputed)} of {int((labels == 1).sum())} disputed" in section
+    assert f"{len(disputed)} of {int((labels == 1).sum())} differ" in section
     nevi = section[section.index(">nevus <small>") :]
     first = max((i for i in disputed if ids[i] in kept), key=lambda i: apart[i])
     assert nevi.index(ids[first]) == min(nevi.index(ids[i]) for i in disputed if ids[i] in nevi)
@@ -378,7 +378,7 @@ def test_every_picture_is_a_file_of_its_own(illustrated: Path) -> None:
 
 
 def test_panels_in_which_nothing_moves_are_left_out(illustrated: Path) -> None:
-    assert "Left out, since nothing moves there: akiec, bcc." in (illustrated / "report.html").read_text()
+    assert "Not shown, because nothing changes: akiec, bcc." in (illustrated / "report.html").read_text()
     assert not (illustrated / "figures" / "alignment.svg").exists()
 
 
@@ -394,7 +394,7 @@ def test_images_are_shown_with_what_they_are(illustrated: Path) -> None:
     for name, rows in enumerate(examples.choose_mistakes(probs, labels)):
         for row in rows:
             guess = run.classes[probs[row].argmax()]
-            assert any(each.startswith(f"{ids[row]}: {run.classes[name]}, taken for {guess}") for each in sentences)
+            assert any(each.startswith(f"{ids[row]}: {run.classes[name]}, predicted as {guess}") for each in sentences)
     gallery = collect(run)
     unlabeled = list(run.pseudo_labels)
     guesses = np.array(list(run.pseudo_labels.values()))

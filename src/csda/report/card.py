@@ -1,4 +1,4 @@
-"""The model card: what a model is, how it was made and chosen, how well it does, and what it is not for."""
+"""The model card: what a model is, how it was trained and chosen, its results, and its limits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ NOT_A_DEVICE = "This model is for research. It is not a medical device, and not 
 
 
 def model_card(run: Run, remark: str = "") -> str:
-    """A card in Markdown, from the files of a finished run; `remark` says how the exported file was compared."""
+    """The card in Markdown, from the files of a finished run. `remark` says how the exported file was compared."""
     scores, counts, images = score(run), count_classes(run), count_images(run)
     config, environment = run.config, run.environment
     fitted = run.calibration
     name = Path(config["data"]).name or "images"
     chosen = (
-        f"epoch {run.result['best_epoch']} of {len(run.metrics)}, of best AUC on {images['val']:,} validation images"
+        f"epoch {run.result['best_epoch']} of {len(run.metrics)}, the best AUC on {images['val']:,} validation images"
         if config["choose"] == "best"
         else f"the last of {len(run.metrics)} epochs"
     )
@@ -33,14 +33,14 @@ def model_card(run: Run, remark: str = "") -> str:
         f"the network sees {config['image_size']}×{config['image_size']} pixels.",
         f"- Network `{config['backbone']}`, trained by csda {environment.get('csda', '')} with the method "
         f"`{config['method']}` (preset `{config['preset']}`, seed {config['seed']}).",
-        f"- Chosen: {chosen}. Test images chose nothing.",
+        f"- Chosen: {chosen}. Test images were not used for the choice.",
         f"- {_describe_calibration(run)}",
         *([f"- {remark}"] if remark else []),
         "",
         "## Data",
         "",
         f"Data set `{environment.get('dataset', name)}`: {images['labeled']:,} labeled and {images['unlabeled']:,} "
-        f"unlabeled images for training, {images['val']:,} for validation, {images['test']:,} for the test.",
+        f"unlabeled images for training, {images['val']:,} for validation, {images['test']:,} for testing.",
         "",
         "| class | labeled | validation | test |",
         "|---|---:|---:|---:|",
@@ -63,10 +63,10 @@ def model_card(run: Run, remark: str = "") -> str:
         "",
         "## Limits",
         "",
-        "- It knows these classes alone: an image of anything else gets one of them.",
-        "- Figures and promised coverage hold for images like these: the same kind of device, clinic and patients. "
-        "Judge it on images of your own first: `csda evaluate RUN DATA`.",
-        "- Where class frequencies differ, accuracy and precision differ.",
+        "- It knows only these classes. An image of anything else is assigned to one of them.",
+        "- Figures and coverage hold for images like these: the same kind of device, clinic and patients. "
+        "Evaluate it on images of your own first: `csda evaluate RUN DATA`.",
+        "- Accuracy and precision change with the class frequencies.",
         *(f"- {remark}." for remark in remark_split(run)),
         *([] if fitted is None else [f"- {each}." for each in fitted.remarks]),
         f"- {NOT_A_DEVICE}",
@@ -81,7 +81,7 @@ def _describe_calibration(run: Run) -> str:
     sets = " and ".join(f"{each:.0%}" for each in fitted.coverages)
     return (
         f"Probabilities are calibrated by a temperature of {fitted.temperature:.3f}, fitted to {fitted.images} "
-        f"{fitted.fitted_on} images" + (f"; limits of sets that cover {sets} come with it." if sets else ".")
+        f"{fitted.fitted_on} images" + (f"; it has limits for sets that cover {sets}." if sets else ".")
     )
 
 

@@ -16,7 +16,7 @@ Array = npt.NDArray[np.float64]
 Positives = npt.NDArray[np.bool_]
 
 GRID = np.linspace(0, 1, 101)
-"""Where the bands of curves are computed."""
+"""Positions at which the bands of curves are computed."""
 SAMPLES = 400
 BINS = 10
 SPECIFICITIES = (0.8, 0.9, 0.95)
@@ -24,7 +24,7 @@ SPECIFICITIES = (0.8, 0.9, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve as it was measured, a band around it over the grid, and the area below it; of one class."""
+    """A curve of one class, a band around it at the positions of the grid, and the area below it."""
 
     x: Array
     y: Array
@@ -36,7 +36,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """How often decisions of each confidence are right, in bins, and the calibration error [0, 1]."""
+    """The share of correct decisions in bins of confidence, and the calibration error [0, 1]."""
 
     confidence: Array
     hits: Array
@@ -48,8 +48,7 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is gained by leaving the unsure images to a person: rising shares that are kept, and how many of these are
-    right."""
+    """The most confident decisions: increasing shares of all, and the share of them that is correct."""
 
     kept: Array
     right: Array
@@ -58,17 +57,17 @@ class Coverage:
 
 
 def roc_curves(run: Run) -> list[Curve | None]:
-    """Of each class; None where the images are all of it or none is."""
+    """The curve of each class; None if all images or none are of the class."""
     return _of_each_class(run, _roc)
 
 
 def precision_recall_curves(run: Run) -> list[Curve | None]:
-    """Of each class; None where the images are all of it or none is."""
+    """The curve of each class; None if all images or none are of the class."""
     return _of_each_class(run, _precision_recall)
 
 
 def reliabilities(run: Run) -> tuple[Reliability, Reliability | None, float | None]:
-    """Before and after temperature scaling, and the temperature; the latter None where no validation image chose it."""
+    """Reliability before and after temperature scaling, and the temperature; None if none could be fitted."""
     probs, labels = run.predictions.part(judged_part(run))
     before, temperature = _reliability(probs, labels), fit_temperature(run)
     if temperature is None:
@@ -78,8 +77,7 @@ def reliabilities(run: Run) -> tuple[Reliability, Reliability | None, float | No
 
 
 def fit_temperature(run: Run) -> float | None:
-    """The temperature that fits the validation images best; None where there are none, or where they are what is
-    judged."""
+    """The temperature fitted to the validation images; None without these, or if the run is scored on them."""
     if judged_part(run) == "val":
         return None
     if run.calibration is not None:
@@ -89,7 +87,7 @@ def fit_temperature(run: Run) -> float | None:
 
 
 def coverage(run: Run) -> Coverage:
-    """Over decisions ordered by confidence; where an image may have several labels each label is a decision."""
+    """Coverage of the decisions, the most confident first. With several labels per image each label is a decision."""
     confidence, hits = metrics.confidence_and_hits(*run.predictions.part(judged_part(run)))
     kept, right = metrics.coverage_curve(confidence, hits)
     counts = np.round(kept * len(hits))
@@ -98,8 +96,7 @@ def coverage(run: Run) -> Coverage:
 
 
 def sensitivities(run: Run) -> list[tuple[float, list[Estimate]]]:
-    """Of a task of two classes: for some specificities the sensitivity, taking each of the two classes as the positive
-    one."""
+    """For a task with two classes: for some specificities, the sensitivity for each class."""
     probs, labels = run.predictions.part(judged_part(run))
     if run.multi_label or len(run.classes) != 2 or len(np.unique(labels)) != 2:
         return []
@@ -171,7 +168,7 @@ def _curve(
 
 
 def _precision_at(recalls: Array, precisions: Array) -> Array:
-    """Precision where a recall of each place of the grid is first reached [..., G]."""
+    """The precision at the first point that reaches each recall of the grid [..., G]."""
     rows = zip(recalls.reshape(-1, recalls.shape[-1]), precisions.reshape(-1, precisions.shape[-1]), strict=True)
     values = [
         precision[np.minimum(np.searchsorted(recall, GRID - 1e-12), len(recall) - 1)] for recall, precision in rows

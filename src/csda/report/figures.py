@@ -64,7 +64,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "csda",
     "text.color": PALETTE["ink"],
-    # A class may well be called "$x$"; it is a name, not a formula.
+    # A class may be called "$x$"; this is a name, not a formula.
     "text.parse_math": False,
     "xtick.color": PALETTE["line"],
     "xtick.labelcolor": PALETTE["muted"],
@@ -82,14 +82,14 @@ HALF, FULL, NARROW = 410, 980, 360
 
 
 MARGIN = 12
-"""Pixels around a picture that is a file of its own."""
+"""Pixels around a picture that is saved as a file."""
 
 
 def to_svg(figure: Figure, description: str) -> Markup:
-    """The figure as an `svg` element whose text is text and whose colours are the page's."""
+    """Convert the figure to an `svg` element with real text and the colours of the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # Text is set by the browser, which finds the letters that matplotlib's own font lacks.
+        # The browser draws the text, and has the letters that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", buffer.getvalue(), flags=re.DOTALL)
@@ -99,12 +99,12 @@ def to_svg(figure: Figure, description: str) -> Markup:
         '<svg viewBox="0 0 {} {}" style="max-width: {}px" role="img" aria-label="{}" '
         'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     ).format(width, height, round(1.2 * width), description)
-    # Tag by tag, because a name in the text may look like anything but a tag.
+    # Only tags are changed, because names in the text may contain anything.
     return opening + Markup(re.sub(r"<[^>]*>", _adapt_tag, body))
 
 
 def alone(svg: Markup) -> str:
-    """An `svg` element of a page as a file of its own, which follows the reader's choice of light or dark."""
+    """Convert an `svg` element of a page to a file, which adapts to light or dark mode."""
     css = (resources.files("csda.report") / "style.css").read_text(encoding="utf-8")
     variables = css[: css.index("* {")]
     look = f"<style>{variables}text {{ font-family: system-ui, 'Segoe UI', Roboto, Arial, sans-serif; }}</style>"
@@ -116,7 +116,7 @@ def alone(svg: Markup) -> str:
 
 
 def _adapt_tag(match: re.Match[str]) -> str:
-    """A tag without matplotlib's ids and fonts, its colours those of the page."""
+    """A tag without matplotlib's ids and fonts, and with the colours of the page."""
     tag = re.sub(r'^<g id="[^"]*"', "<g", match[0])
     tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
     tag = re.sub(r"\n(?=[Lz\"])", " ", tag)
@@ -142,12 +142,12 @@ def draw_learning_curves(entries: Sequence[Entry], metric: str) -> Figure:
 
 @_styled
 def draw_classes(entries: Sequence[Entry], *, narrow: bool = False) -> Figure:
-    """Recall of each class, or AUC of each label, with its interval; that with the most labels is on top."""
+    """Recall of each class, or AUC of each label, with its interval. The class with the most labels is on top."""
     multi_label = entries[0].run.multi_label
     counts = count_classes(entries[0].run)
     order = sorted(range(len(counts)), key=lambda i: counts[i].labeled)
     spacing = 0.62 / max(len(entries) - 1, 2)
-    # One run of one class an image leaves the other half to its confusion matrix.
+    # A single run with one class per image has its confusion matrix in the other half.
     width = NARROW if narrow else FULL if len(entries) > 1 or multi_label else HALF
     height = 90 + len(counts) * max(38, 16 * len(entries))
     figure, axes = _canvas(width, max(height, _confusion_height(len(counts))) if width == HALF else height)
@@ -185,21 +185,21 @@ def draw_confusion(entry: Entry, title: str) -> Figure:
 
 
 def _confusion_height(classes: int) -> int:
-    """Which the picture beside it shares."""
+    """Height of a confusion matrix and of the picture beside it."""
     return min(430, 150 + 48 * classes)
 
 
 def fill_confusion(
     axes: Axes, matrix: npt.NDArray[np.int64], classes: Sequence[str], colour: str, *, counts: bool
 ) -> None:
-    """A cell for each pair of classes, with its share of the row and, where asked for, its count."""
+    """Draw a cell for each pair of classes, with its share of the row and optionally its count."""
     n = len(classes)
     totals = matrix.sum(axis=1)
     names = [_shorten(name, 18) for name in classes]
     for i in range(n):
         for j in range(n):
             share = matrix[i, j] / max(totals[i], 1)
-            # Never more than half opaque, so that the ink is legible on every cell in light and in dark.
+            # At most half opaque, so that the text is legible in light and in dark mode.
             look: dict[str, Any] = {"color": colour, "alpha": 0.04 + 0.5 * share, "linewidth": 0}
             axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, **look))
             ink = PALETTE["ink" if share >= 0.1 else "muted"]
@@ -235,7 +235,7 @@ ALIGNMENT: Readers = {
 
 
 def find_moving(entries: Sequence[Entry], readers: Readers) -> list[int]:
-    """The classes whose lines move from epoch to epoch, or whose one point is not zero."""
+    """The classes whose lines change over the epochs, or whose single point is not zero."""
 
     def moves(values: Array) -> bool:
         known = values[np.isfinite(values)]
@@ -249,7 +249,7 @@ def find_moving(entries: Sequence[Entry], readers: Readers) -> list[int]:
 def draw_by_class(
     entries: Sequence[Entry], readers: Readers, chosen: Sequence[int], *, shares: bool = False, narrow: bool = False
 ) -> Figure:
-    """One small panel for each chosen class, one line an entry and reader, all panels on the same scale."""
+    """A small panel for each chosen class, with a line for each entry and reader. All panels have the same scale."""
     names = [entries[0].run.classes[i] for i in chosen]
     figure, panels = _panels(names, narrow=narrow)
     for i, axes in zip(chosen, panels, strict=True):
@@ -267,7 +267,7 @@ def draw_by_class(
 def draw_curves(
     entries: Sequence[Entry], curves: Sequence[Sequence[Curve | None]], kind: str, *, narrow: bool = False
 ) -> Figure:
-    """ROC (`kind` "roc") or precision-recall curves of each class, a line with its 95 % band for each entry."""
+    """ROC (`kind` "roc") or precision-recall curves of each class: a line with its 95 % band for each entry."""
     classes = entries[0].run.classes
     known = [i for i in range(len(classes)) if any(each[i] is not None for each in curves)]
     legend = len(entries) > 1
@@ -305,7 +305,7 @@ def draw_curves(
 
 @_styled
 def draw_reliability(entry: Entry, before: Reliability, after: Reliability | None) -> Figure:
-    """How often decisions of each confidence are right, as predicted and after temperature scaling."""
+    """Share of correct decisions by confidence, as predicted and after temperature scaling."""
     figure, axes = _canvas(HALF, 360)
     axes.plot([0, 1], [0, 1], color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
     looks = [(before, "grey", "as predicted", "s"), (after, entry.colour, "after scaling", "o")]
@@ -330,16 +330,16 @@ def draw_reliability(entry: Entry, before: Reliability, after: Reliability | Non
 
 @_styled
 def draw_coverage(entries: Sequence[Entry], coverages: Sequence[Coverage]) -> Figure:
-    """Share of the kept decisions that is right, against the share that is kept, the surest first."""
+    """Share of correct decisions among the most confident ones, against the share that is kept."""
     figure, axes = _canvas(HALF, 360)
     for entry, coverage in zip(entries, coverages, strict=True):
         chosen = np.unique(np.linspace(0, len(coverage.kept) - 1, min(len(coverage.kept), 160)).astype(int))
-        # The surest few tell nothing, and their wide interval would flatten all others.
+        # The first few decisions have wide intervals, which would determine the scale.
         chosen = chosen[coverage.kept[chosen] >= 0.05] if (coverage.kept >= 0.05).any() else chosen
         kept, colour = coverage.kept[chosen], PALETTE[entry.colour]
         axes.fill_between(kept, coverage.low[chosen], coverage.high[chosen], color=colour, alpha=0.18, linewidth=0)
         axes.plot(kept, coverage.right[chosen], color=colour, label=entry.name)
-    axes.set(xlim=(0, 1.01), xlabel="share of decisions left to the model", ylabel="share of these that is right")
+    axes.set(xlim=(0, 1.01), xlabel="share of decisions made by the model", ylabel="share of these that is right")
     axes.set_title("Coverage against accuracy")
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -354,13 +354,14 @@ SUMMARY = {
     "flip_rate": ("flipped", ":"),
     "pseudo_auc": ("AUC", "-"),
 }
-"""Figures of all pseudo-labels, with their name and style."""
+"""Figures over all pseudo-labels, with their name and style."""
 
 
 @_styled
 def draw_pseudo_summary(entries: Sequence[Entry]) -> Figure:
-    """Accuracy of all pseudo-labels, its mean over classes, and the share that alignment flipped; their AUC where an
-    image may have several."""
+    """Accuracy of all pseudo-labels, its mean over classes, and the share that alignment changed; their AUC with
+    several labels per image.
+    """
     figure, axes = _canvas(HALF, 300)
     for entry in entries:
         for key, (name, style) in SUMMARY.items():
@@ -387,7 +388,7 @@ def draw_distances(entries: Sequence[Entry]) -> Figure:
 def marginal_distances(run: Run, key: str) -> Array:
     """Frobenius distance of the class-wise "unlabeled" or "aligned" marginals to the labeled ones in each epoch [E].
 
-    A class that was not predicted has no aligned marginal, and its row is left out of both.
+    A class that was not predicted has no aligned marginal, so its row is left out of both.
     """
     history = run.history
     predicted = history["aligned_marginals"].sum(axis=-1, keepdims=True) > 0
@@ -397,9 +398,9 @@ def marginal_distances(run: Run, key: str) -> Array:
 
 
 def _panels(names: Sequence[str], *, narrow: bool, square: bool = False, foot: int = 40) -> tuple[Figure, list[Axes]]:
-    """A small panel for each name, on common scales: four in a row, or two where the page is narrow.
+    """A small panel for each name, on common scales: four in a row, or two on a narrow page.
 
-    Places are computed here rather than by an engine, which takes longer than all the rest of a report.
+    Positions are computed here, because matplotlib's layout engines take longer than the rest of a report.
     """
     across = 2 if narrow else 4
     columns = min(across, len(names))
@@ -435,7 +436,7 @@ def _panels(names: Sequence[str], *, narrow: bool, square: bool = False, foot: i
 
 
 def _thinned(curve: Curve) -> tuple[Array, Array]:
-    """No more points than can be told apart in a panel."""
+    """The points of a curve, without those that are too close to be distinguished in a panel."""
     if len(curve.x) <= 150:
         return curve.x, curve.y
     chosen = np.unique(np.r_[0, np.searchsorted(curve.x, np.linspace(0, 1, 120)), len(curve.x) - 1])
@@ -449,7 +450,7 @@ def _canvas(width: int, height: int) -> tuple[Figure, Axes]:
 
 
 def _line(entry: Entry, name: str) -> dict[str, Any]:
-    """A line's colour is its run, and its label says which run where the report has several."""
+    """Arguments of a line: its colour is that of the run, and its label has the run's name if there are several."""
     return {"color": PALETTE[entry.colour], "label": name if entry.alone else f"{entry.name}, {name}"}
 
 
@@ -464,7 +465,7 @@ def _legend(
 
 
 def _finish(figure: Figure, axes: Axes, title: str, columns: int = 2) -> Figure:
-    """What a picture over epochs ends with."""
+    """Finish a picture over epochs."""
     _over_epochs(axes)
     axes.set_title(title)
     _legend(figure, axes, columns)
@@ -476,7 +477,7 @@ def _over_epochs(axes: Axes, label: str = "epoch") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.grid(visible=False, axis="x")
     for line in axes.get_lines():
-        # A line of one point would not be seen.
+        # A line with a single point is invisible.
         if np.isfinite(np.asarray(line.get_ydata(), dtype=float)).sum() == 1 and line.get_marker() == "None":
             line.set(marker="o", markersize=4)
 

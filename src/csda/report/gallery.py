@@ -1,5 +1,4 @@
-"""The images of a report, as data addresses that a page can hold: mistakes, confusions, pseudo-labels, and where the
-network looks."""
+"""The images of a report, as data addresses: mistakes, confusions, pseudo-labels, and Grad-CAM maps."""
 
 from __future__ import annotations
 
@@ -19,13 +18,16 @@ from csda.report.tables import judged_part
 from csda.runs import Run
 
 HEAT = matplotlib.colormaps["viridis"]
-"""From purple, no evidence, to yellow: visible on red tissue and on grey."""
+"""Colours of maps, from purple for no evidence to yellow. They are visible on red tissue and on grey."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One image: its address, the words below it, what it is for a reader who cannot see it, and whether the model was
-    right, where that is known. `heat` is the address of a map to lay over it."""
+    """One image of a page.
+
+    `source` is its data address, `words` the text below it, `sentence` the text for readers who cannot see it. `right`
+    says whether the model was right, None if that is unknown. `heat` is the address of a map over the image.
+    """
 
     source: str
     words: str
@@ -36,7 +38,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Images under a heading, with their number among how many."""
+    """Images under a heading, with a remark on their number."""
 
     heading: str
     remark: str
@@ -45,7 +47,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The images behind one cell of the confusion matrix."""
+    """Images of one cell of the confusion matrix."""
 
     truth: str
     predicted: str
@@ -56,7 +58,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
-    """All images of a report; lists are empty where the run kept none."""
+    """All images of a report. Lists are empty if the run stored no images."""
 
     mistakes: list[Group]
     cells: list[list[Cell]]
@@ -69,7 +71,7 @@ class Gallery:
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What one of several runs says of an image, and whether it is right."""
+    """The prediction of one run for an image, and whether it is right."""
 
     colour: str
     words: str
@@ -78,7 +80,7 @@ class Opinion:
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """An image on which runs disagree, with what each says."""
+    """An image for which the runs predict different classes, with all predictions."""
 
     source: str
     sentence: str
@@ -87,7 +89,7 @@ class Dispute:
 
 @dataclass(frozen=True, slots=True)
 class DisputeGroup:
-    """The images of one class that are shown, and how many there are."""
+    """The shown images of one class, with a remark on the number of all."""
 
     heading: str
     remark: str
@@ -95,7 +97,7 @@ class DisputeGroup:
 
 
 def collect(run: Run) -> Gallery:
-    """The images that a report of this run shows, of those that lie in its folder."""
+    """The images of a report: those that are chosen and stored in the run folder."""
     if not run.thumbnails.pictures:
         return Gallery([], [], [], [])
     wall = _Wall(run)
@@ -103,9 +105,10 @@ def collect(run: Run) -> Gallery:
 
 
 def collect_disputes(runs: Sequence[tuple[str, str, Run]], most: int = 6) -> list[DisputeGroup]:
-    """Images of each class on which runs, given as (name, colour, run), decide differently, the most disputed first.
+    """For each class, images for which the runs predict different classes, those with the largest difference first.
 
-    None where the runs were tested on different images, and none of sets where an image may have several labels.
+    `runs` are given as (name, colour, run). The list is empty if the runs have different test images, or several labels
+    per image.
     """
     walls = [_Wall(run) for _, _, run in runs]
     first = walls[0]
@@ -115,7 +118,7 @@ def collect_disputes(runs: Sequence[tuple[str, str, Run]], most: int = 6) -> lis
     probs = np.stack([wall.probs for wall in walls])
     decided = probs.argmax(axis=2)
     differs = (decided != decided[0]).any(axis=0)
-    # Total variation between the two runs that are furthest apart.
+    # Total variation between the two runs with the largest difference.
     apart = np.abs(probs[:, None] - probs[None]).sum(axis=-1).max(axis=(0, 1)) / 2
     groups = []
     for label, heading in enumerate(first.classes):
@@ -132,7 +135,7 @@ def collect_disputes(runs: Sequence[tuple[str, str, Run]], most: int = 6) -> lis
             disputes.append(Dispute(address(pictures[first.ids[row]]), sentence, opinions))
         if disputes:
             total = int((first.labels == label).sum())
-            groups.append(DisputeGroup(heading, f"{len(rows)} of {total} disputed", tuple(disputes)))
+            groups.append(DisputeGroup(heading, f"{len(rows)} of {total} differ", tuple(disputes)))
     return groups
 
 
@@ -161,7 +164,7 @@ class _Wall:
         return groups
 
     def cells(self) -> list[list[Cell]]:
-        """Rows of cells, a row for each true class."""
+        """Rows of cells, one row for each true class."""
         if self.run.multi_label:
             return []
         chosen = examples.choose_cells(self.probs, self.labels)
@@ -229,7 +232,7 @@ class _Wall:
             else:
                 guess, share = int(self.probs[row].argmax()), float(self.probs[row].max())
                 words = f"{self.classes[guess]} {_percent(share)}"
-                sentence = f"{self.ids[row]}: {self.classes[int(self.labels[row])]}, taken for {words}"
+                sentence = f"{self.ids[row]}: {self.classes[int(self.labels[row])]}, predicted as {words}"
             shown.append(Shown(address(picture), words, sentence, not wrong))
         return tuple(shown)
 
@@ -246,7 +249,7 @@ class _Wall:
         elif truth is not None:
             right = truth == label_text(name, self.classes)
             words = words if right else f"{words}, is {truth}"
-        return Shown(address(picture), words, f"{image}: taken for {self.classes[name]}, {words}", right)
+        return Shown(address(picture), words, f"{image}: predicted as {self.classes[name]}, {words}", right)
 
 
 def address(picture: bytes, kind: str = "webp") -> str:
@@ -254,8 +257,8 @@ def address(picture: bytes, kind: str = "webp") -> str:
 
 
 def draw_heat(evidence: npt.NDArray[np.uint8]) -> str:
-    """A map as a picture to lay over the image, the more opaque the more evidence."""
-    # Smooth here already: browsers differ in how they enlarge few pixels.
+    """A map as an image to lay over the picture. It is more opaque where there is more evidence."""
+    # Enlarged here, because browsers enlarge small images in different ways.
     smooth = np.asarray(Image.fromarray(evidence).resize((48, 48), Image.Resampling.BICUBIC))
     pixels = HEAT(smooth, alpha=0.3 + 0.4 * (smooth / 255.0), bytes=True)
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, for one run or for several side by side."""
+"""The report: one HTML file without other files, for one run or for several in comparison."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from csda.report.tables import Entry, Estimate
 from csda.runs import Run, open_run, seal, write_whole
 
 LAST = 20
-"""Epochs over which the steadier figures are means."""
+"""Number of last epochs for the averaged figures."""
 
 LARGEST = 5_000_000
-"""Bytes of a page; images are left out of one that would have more."""
+"""Largest size of a page in bytes. Images are left out of a larger one."""
 
 UNKNOWN = "–"
-"""What stands for a setting that a run does not have."""
+"""Shown for a setting that a run does not have."""
 
 NO_IMAGES = Gallery([], [], [], [])
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure, the sentence that says how to read it, and where it is a wide one the same for a narrow page."""
+    """A figure and its caption. A `wide` one has a second version for narrow pages."""
 
     name: str
     svg: Markup
@@ -46,7 +46,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What probabilities are worth: pictures, a sentence about them, and sensitivities of a task of two classes."""
+    """How reliable the probabilities are: pictures, sentences, and sensitivities of a task with two classes."""
 
     pictures: list[Picture]
     sentences: list[str]
@@ -54,8 +54,9 @@ class Trust:
 
 
 def write_report(run_folder: Path, *, images: bool = True) -> Path:
-    """Write `report.html` into a run's folder, and its pictures into `figures/`; without images where they may not
-    leave."""
+    """Write `report.html` into a run folder, and its pictures into `figures/`. Without `images` for data that must not
+    leave its place.
+    """
     run = open_run(run_folder)
     (entry,) = entries = tables.enter([run])
     classes = _picture_classes(entries) + _picture_confusions(entries)
@@ -67,7 +68,7 @@ def write_report(run_folder: Path, *, images: bool = True) -> Path:
     ranking, trust = _picture_ranking(entries), _judge_trust(entries)
     gallery = collect(run) if images else NO_IMAGES
     template = open_environment().get_template("run.html")
-    # Of very many classes even small pictures add up; a page that nobody can send is useless.
+    # With very many classes even small images add up to a page that is too large to send.
     for shown in (gallery, replace(gallery, cells=[]), NO_IMAGES):
         page = template.render(
             title=f"{entry.name} on {Path(run.config['data']).name}",
@@ -104,7 +105,7 @@ def write_report(run_folder: Path, *, images: bool = True) -> Path:
 def write_comparison(
     run_folders: Sequence[Path], out: Path, title: str = "Runs side by side", *, images: bool = True
 ) -> Path:
-    """Write one page about several runs on the same data; differences are to the first."""
+    """Write one page about several runs on the same data. Differences are to the first run."""
     runs = [open_run(folder) for folder in run_folders]
     entries = tables.enter(runs)
     rows = tables.compare_all(entries)
@@ -141,7 +142,7 @@ def write_comparison(
 
 
 def open_environment() -> Environment:
-    """What renders the pages."""
+    """The Jinja environment of the pages."""
     environment = Environment(
         loader=PackageLoader("csda", "report"),
         autoescape=True,
@@ -159,16 +160,16 @@ def open_environment() -> Environment:
 
 
 def _describe_run(entry: Entry) -> str:
-    """What the run achieved, in two sentences for a reader who has never heard of AUC."""
+    """The result of a run in two sentences, for a reader who does not know the term AUC."""
     run, scores = entry.run, entry.scores
     images = tables.count_images(run)
     others = f" and {images['unlabeled']:,} unlabeled" if images["unlabeled"] else ""
     kind = "label" if run.multi_label else "class"
     part = tables.judged_part(run)
     summary = (
-        f"Given {images['labeled']:,} labeled{others} images and tried on {images[part]:,} {tables.PART_NAMES[part]} "
-        f"images: shown an image of a {kind} and one that is not, the model tells which is which "
-        f"{_percent(scores.auc.value)} of the time"
+        f"Trained on {images['labeled']:,} labeled{others} images and tested on {images[part]:,} "
+        f"{tables.PART_NAMES[part]} images. Given an image of a {kind} and one that is not, the model ranks them "
+        f"correctly {_percent(scores.auc.value)} of the time"
     )
     by_class = scores.by_class(multi_label=run.multi_label)
     present = [(each, name) for each, name in zip(by_class, run.classes, strict=True) if not isnan(each.value)]
@@ -193,7 +194,7 @@ def _describe_comparison(entries: Sequence[Entry], rows: Sequence[tables.Row]) -
     for k, entry in enumerate(entries[1:]):
         gaps = {row.name: row.gaps[k] for row in rows[:2]}
         if gaps["AUC"] is None or gaps["MCA"] is None:
-            sentences.append(f"{entry.name} was tested on other images than {reference}, so no difference is given.")
+            sentences.append(f"{entry.name} was tested on other images than {reference}, so there is no difference.")
         else:
             sentences.append(
                 f"Compared with {reference}, {entry.name} is {_judge('MCA', gaps['MCA'])} "
@@ -204,7 +205,7 @@ def _describe_comparison(entries: Sequence[Entry], rows: Sequence[tables.Row]) -
 
 
 def _describe_labels(entry: Entry, reference: Entry) -> list[str]:
-    """What a run had more or fewer labels of, where it had."""
+    """The classes of which a run had more or fewer labels than the reference, if there are any."""
     own, theirs = (tables.count_images(each.run)["labeled"] for each in (entry, reference))
     pairs = zip(tables.count_classes(entry.run), tables.count_classes(reference.run), strict=True)
     differing = [
@@ -227,30 +228,30 @@ def _judge(metric: str, gap: Estimate) -> str:
 
 
 def _describe_limits(entry: Entry) -> list[str]:
-    """The controls that stand beside the number, and what one run cannot tell."""
+    """The controls of the run, and what a single run cannot tell."""
     run, scores, sentences = entry.run, entry.scores, []
     if scores.prior_mca is not None and not isnan(scores.prior_mca.value):
         gain = 100 * (scores.prior_mca.value - scores.mca.value)
         sentences.append(
-            "A control that needs no unlabeled image: dividing the probabilities by how frequent each class is among "
-            f"the labels gives an MCA of {' '.join([str(scores.prior_mca), scores.prior_mca.interval]).strip()}, "
+            "A control that needs no unlabeled image: dividing the probabilities by the class frequencies of the "
+            f"labels gives an MCA of {' '.join([str(scores.prior_mca), scores.prior_mca.interval]).strip()}, "
             f"{_signed(gain)} points."
         )
     for name, figures_of in (run.result.get("control") or {}).items():
         known = [f"{key.upper()} {value:.3f}" for key, value in figures_of.items() if value is not None]
         if known:
             sentences.append(f"Another control, {name.replace('_', ' ')} on frozen features: {' and '.join(known)}.")
-    # Not of a short run's first epochs, which rise.
+    # Of a short run only the second half, because figures rise in the first epochs.
     rows = run.metrics[-min(LAST, (len(run.metrics) + 1) // 2) :]
     last = [row["test_mca"] for row in rows if row.get("test_mca") is not None]
     moved = (
-        f" Over the last {len(last)} epochs alone MCA moved between {min(last):.3f} and {max(last):.3f}."
+        f" Over the last {len(last)} epochs MCA was between {min(last):.3f} and {max(last):.3f}."
         if len(last) > 1
         else ""
     )
     sentences.append(
-        f"This is one seed on one split. The intervals say how much the {tables.PART_NAMES[tables.judged_part(run)]} "
-        f"images matter, not what another seed, split or choice of the epoch would give.{moved}"
+        "This is one seed on one split. The intervals cover the choice of "
+        f"{tables.PART_NAMES[tables.judged_part(run)]} images, but not that of seed, split and epoch.{moved}"
     )
     return sentences
 
@@ -260,7 +261,7 @@ def _signed(points: float) -> str:
 
 
 def _describe_making(run: Run) -> dict[str, dict[str, Any]]:
-    """Headings with settings; what was left at None is left out."""
+    """Settings by heading, without those that are None."""
     config = dict(run.config)
     method_settings = config.pop("method_settings")
     sections = {"Run": config, f"Settings of {config['method']}": method_settings}
@@ -272,13 +273,13 @@ def _describe_making(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def _machine(run: Run) -> dict[str, Any]:
-    """What is known of where and with what a run was made, except for what the page says elsewhere."""
+    """The environment of a run, without what the page says elsewhere."""
     elsewhere = ("command", "classes", "multi_label", "remarks")
     return {key: value for key, value in run.environment.items() if key not in elsewhere}
 
 
 def _list_differing(settings: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """The settings in which runs differ, with the value of each; those of methods stand among them."""
+    """The settings in which runs differ, with the value of each run; settings of methods are included."""
     flat = [{**each, **each.get("method_settings", {})} for each in settings]
     keys = dict.fromkeys(key for each in flat for key in each if key != "method_settings")
     rows = {key: [UNKNOWN if each.get(key) is None else _format_setting(each[key]) for each in flat] for key in keys}
@@ -286,7 +287,7 @@ def _list_differing(settings: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def _common(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all have in common, except for what is unknown."""
+    """The known values that all have in common."""
     first, *others = settings
     return {
         key: value
@@ -298,21 +299,21 @@ def _common(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _picture_classes(entries: Sequence[Entry]) -> list[Picture]:
     if entries[0].run.multi_label:
         caption = (
-            "How well the model ranks images by each label, with its 95 % interval, where 0.5 is guessing: "
-            "rare labels stand at the bottom, and wide bars mean few test images that have it."
+            "How well the model ranks images by each label (AUC), with its 95 % interval; 0.5 is guessing. "
+            "Rare labels are at the bottom. A wide bar means few test images with the label."
         )
     else:
         caption = (
-            "Share of each class's images that the model recognises, with its 95 % interval: "
-            "rare classes stand at the bottom, and wide bars mean few test images."
+            "Share of each class's images that the model recognises, with its 95 % interval. "
+            "Rare classes are at the bottom. A wide bar means few test images."
         )
     return [_picture("classes", partial(figures.draw_classes, entries), caption)]
 
 
 def _picture_learning(entries: Sequence[Entry]) -> list[Picture]:
     texts = {
-        "auc": f"How well the model ranks images, after each epoch; the dot is {_describe_choice(entries)}.",
-        "mca": "Mean share of each class recognised, after each epoch; the dot is the same epoch.",
+        "auc": f"AUC after each epoch: how well the model ranks images. The dot is {_describe_choice(entries)}.",
+        "mca": "MCA after each epoch: the mean share of each class that is recognised. The dot is the same epoch.",
     }
     if all(len(entry.run.metrics) < 2 for entry in entries):
         return []
@@ -329,39 +330,39 @@ def _picture_learning(entries: Sequence[Entry]) -> list[Picture]:
 
 
 def _describe_choice(entries: Sequence[Entry]) -> str:
-    """Which epoch the model of each run is of."""
+    """The epoch of the model of each run."""
     kinds = {tables.keeps_last(entry.run) for entry in entries}
     if kinds == {True}:
         return "the last epoch, whose model is kept"
     if kinds == {False}:
         return "the epoch with the best validation AUC, whose model is kept"
     last = ", ".join(entry.name for entry in entries if tables.keeps_last(entry.run))
-    return f"the epoch whose model is kept, the last one of {last} and that of the best validation AUC of the others"
+    return f"the epoch whose model is kept: the last one of {last}, and that of the best validation AUC of the others"
 
 
 def _picture_ranking(entries: Sequence[Entry]) -> list[Picture]:
     """ROC and precision-recall curves of the classes that have them."""
     kind = "label" if entries[0].run.multi_label else "class"
     texts = {
-        "roc": f"ROC of each {kind}: as the threshold falls, the share of its images that are found against the share "
-        "of the others that are taken for it. In the title the area, AUC, and its 95 % interval; the dotted line is "
-        "guessing.",
-        "precision-recall": f"Of the images called by each {kind}, the share that is right, against the share of its "
-        "images that are found: for a rare one this falls long before ROC does. In the title the mean precision; the "
-        "dotted line is guessing.",
+        "roc": f"ROC of each {kind}: the share of its images that are found, against the share of other images that "
+        "are predicted as it, for all thresholds. The title has the area (AUC) with its 95 % interval. The dotted line "
+        "is guessing.",
+        "precision-recall": f"Precision against recall of each {kind}, for all thresholds: the share of images "
+        "predicted as it that are right, against the share of its images that are found. If it is rare, this falls "
+        "long before ROC does. The title has the mean precision. The dotted line is guessing.",
     }
     made = {"roc": curves.roc_curves, "precision-recall": curves.precision_recall_curves}
     pictures = []
     for name, text in texts.items():
         lines = [made[name](entry.run) for entry in entries]
         if any(curve is not None for each in lines for curve in each):
-            bands = "Bands hold 95 % of resamples of the images."
+            bands = "Bands contain 95 % of resamples of the images."
             pictures.append(_picture(name, partial(figures.draw_curves, entries, lines, name), f"{text} {bands}"))
     return pictures
 
 
 def _judge_trust(entries: Sequence[Entry]) -> Trust:
-    """Reliability of a single run, and coverage of all."""
+    """Calibration if there is a single run, and coverage of all runs."""
     judged = [entry for entry in entries if len(entry.run.predictions.part(tables.judged_part(entry.run))[1])]
     if not judged:
         return Trust([], [], [])
@@ -371,31 +372,31 @@ def _judge_trust(entries: Sequence[Entry]) -> Trust:
         (entry,) = judged
         before, after, temperature = curves.reliabilities(entry.run)
         caption = (
-            "How often a decision is right against how sure the model is, in ten steps with 95 % intervals: on the "
-            "dotted line probabilities mean what they say, and below it the model is too sure."
+            "Share of correct decisions against confidence, in ten bins with 95 % intervals. On the dotted line "
+            "confidence equals accuracy; below it the model is too confident."
         )
         pictures.append(_picture("reliability", partial(figures.draw_reliability, entry, before, after), caption))
         scaled = None if after is None else after.error
         sentences.append(_describe_calibration(entry.run, before.error, scaled, temperature))
         sentences.append(_describe_coverage(coverages[0]))
     caption = (
-        "What is gained by leaving unsure images to a person: of the decisions of which the model is surest, this "
-        "share is right. At the right end it decides alone."
+        "Accuracy if unsure images are left to a person: the share of correct decisions among the most confident ones. "
+        "At the right end the model decides on all images."
     )
     pictures.append(_picture("coverage", partial(figures.draw_coverage, judged, coverages), caption))
     return Trust(pictures, sentences, curves.sensitivities(entries[0].run) if len(entries) == 1 else [])
 
 
 def _describe_calibration(run: Run, before: float, after: float | None, temperature: float | None) -> str:
-    error = f"Confidence and accuracy are {100 * before:.1f} points apart on average (expected calibration error)"
+    error = f"Confidence and accuracy differ by {100 * before:.1f} points on average (expected calibration error)"
     if after is None or temperature is None:
-        return f"{error}; without validation images apart from these no temperature could be fitted."
+        return f"{error}. Without separate validation images no temperature could be fitted."
     fitted = run.calibration
     known = f"{tables.count_images(run)['val']} validation" if fitted is None else f"{fitted.images} {fitted.fitted_on}"
-    direction = "too sure" if temperature > 1 else "not sure enough"
+    direction = "too confident" if temperature > 1 else "not confident enough"
     return (
-        f"{error}: by its {known} images the model is {direction}, and a temperature of {temperature:.2f}, "
-        f"which changes no decision, makes it {100 * after:.1f}."
+        f"{error}. On the {known} images the model is {direction}. With a temperature of {temperature:.2f}, "
+        f"which changes no decision, they differ by {100 * after:.1f} points."
     )
 
 
@@ -404,9 +405,9 @@ def _describe_coverage(coverage: Coverage) -> str:
     most = [place for place in range(len(coverage.kept)) if coverage.kept[place] <= 0.8]
     place = most[-1] if most else last
     return (
-        f"Deciding alone the model is right in {_percent(coverage.right[last])} of the cases; if a person takes the "
-        f"{_percent(1 - coverage.kept[place])} of which it is least sure, in {_percent(coverage.right[place])} of the "
-        "others."
+        f"If the model decides on all images, {_percent(coverage.right[last])} of its decisions are right. If a person "
+        f"takes the {_percent(1 - coverage.kept[place])} with the lowest confidence, {_percent(coverage.right[place])} "
+        "of the others are right."
     )
 
 
@@ -414,8 +415,8 @@ def _picture_confusions(entries: Sequence[Entry]) -> list[Picture]:
     if entries[0].run.multi_label:
         return []
     caption = (
-        "What the images of each class (row) were taken for (column), as a share of the row and as a count: "
-        "a perfect model fills the diagonal."
+        "Predictions (columns) for the images of each class (rows), as a share of the row and as a count. "
+        "A perfect model fills only the diagonal."
     )
     captions = [caption, *(f"The same for {entry.name}." for entry in entries[1:])]
     titles = ["Confusion matrix"] if len(entries) == 1 else [entry.name for entry in entries]
@@ -425,13 +426,13 @@ def _picture_confusions(entries: Sequence[Entry]) -> list[Picture]:
 
 def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
     judged = (
-        "Pseudo-labels against the truth, which the training never sees, epoch by epoch. Recall: the share of a "
-        "class's unlabeled images that get its label. Precision: the share of the images with this label that deserve "
-        "it."
+        "Pseudo-labels compared with the truth, which training never sees, by epoch. Recall: the share of a class's "
+        "unlabeled images that get its pseudo-label. Precision: the share of the images with this pseudo-label that "
+        "are of the class."
     )
     distant = (
-        "How far the mean prediction on unlabeled images of each class is from that on labeled ones: "
-        "alignment is there to shorten it."
+        "Distance between the mean predictions on unlabeled and on labeled images, class by class. "
+        "Alignment should reduce it."
     )
     pictures = _picture_by_class(
         "pseudo-labels", figures.PSEUDO_LABELS, judged, entries, "pseudo_confusion", shares=True
@@ -440,8 +441,8 @@ def _picture_pseudo_labels(entries: Sequence[Entry]) -> list[Picture]:
     figure = "pseudo_auc" if multi_label else "flip_rate"
     if summarised := [entry for entry in entries if any(row.get(figure) is not None for row in entry.run.metrics)]:
         caption = (
-            "How well pseudo-labels rank images by each label, against the truth, which the training never sees: their "
-            "mean AUC, epoch by epoch."
+            "How well pseudo-labels rank images by each label: their mean AUC by epoch, by the truth that training "
+            "never sees."
             if multi_label
             else "How many pseudo-labels are right, of all and as a mean over classes"
             + (", and how many of them alignment changed." if _knowing_flips(summarised) else ".")
@@ -458,10 +459,10 @@ def _knowing_flips(entries: Sequence[Entry]) -> bool:
 
 
 def _picture_inside(entries: Sequence[Entry]) -> list[Picture]:
-    queued = "Unlabeled images of each class that stand in the queue and are trained on, epoch by epoch."
+    queued = "Unlabeled images of each class in the queue, which are trained on, by epoch."
     tempered = (
-        "Temperature of each class (1 aligns fully with the labeled marginal, 0 with a flat one) "
-        "and the share of the images predicted as it that alignment moved to another."
+        "Temperature of each class (1 aligns with the labeled marginal, 0 with a uniform one), "
+        "and the share of its predictions that alignment changed to another class."
     )
     return [
         *_picture_by_class("queue", figures.QUEUE, queued, entries, "queue_counts"),
@@ -472,19 +473,19 @@ def _picture_inside(entries: Sequence[Entry]) -> list[Picture]:
 def _picture_by_class(
     name: str, readers: figures.Readers, caption: str, entries: Sequence[Entry], *keys: str, shares: bool = False
 ) -> list[Picture]:
-    """Panels of the classes in which something happens; none where nothing does."""
+    """A figure with panels for the classes whose values change; an empty list if there are none."""
     known = _knowing(entries, *keys)
     moving = figures.find_moving(known, readers) if known else []
     if not moving:
         return []
     still = [each for i, each in enumerate(known[0].run.classes) if i not in moving]
     if still:
-        caption = f"{caption} Left out, since nothing moves there: {', '.join(still)}."
+        caption = f"{caption} Not shown, because nothing changes: {', '.join(still)}."
     return [_picture(name, partial(figures.draw_by_class, known, readers, moving, shares=shares), caption)]
 
 
 def _knowing(entries: Sequence[Entry], *keys: str) -> list[Entry]:
-    """The entries whose history has something to show under one of the keys, and all of them."""
+    """The entries whose history has all of the keys, and a positive value in one of them."""
     return [
         entry
         for entry in entries
@@ -494,7 +495,7 @@ def _knowing(entries: Sequence[Entry], *keys: str) -> list[Entry]:
 
 
 def _picture(name: str, draw: Callable[..., Figure], caption: str) -> Picture:
-    """What is as wide as the page is drawn once more for a phone."""
+    """Make a picture. If it is as wide as the page, it is also drawn for a phone."""
     figure = draw()
     wide = figure.get_figwidth() * 72 > figures.HALF
     narrow = figures.to_svg(draw(narrow=True), caption) if wide else None
@@ -506,7 +507,7 @@ def _percent(share: float) -> str:
 
 
 def _mark_code(sentence: str) -> Markup:
-    """What stands between backticks, as code."""
+    """Convert text between backticks to code."""
     parts = enumerate(sentence.split("`"))
     return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in parts)
 

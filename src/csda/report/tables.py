@@ -1,4 +1,4 @@
-"""The numbers of one run or several, with intervals, and the same as tables for the terminal."""
+"""The numbers of one run or several, with intervals, also as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Array = npt.NDArray[np.float64]
 PART_NAMES = {"test": "test", "val": "validation"}
 
 COLOURS = ("blue", "vermilion", "green", "pink", "amber", "sky", "olive", "grey")
-"""Names of the palette, safe for colour-blind readers in this order."""
+"""Names of the palette. Colour-blind readers can distinguish them in this order."""
 
 FEW = 10
-"""Images of a class below which a number says little."""
+"""With fewer images of a class its figures are marked as unreliable."""
 
 METHOD_COLOURS = {"csda": "blue", "baseline": "vermilion", "upper-bound": "grey"}
-"""Methods that look the same on every page."""
+"""Methods that have the same colour on every page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its 95 % interval over the images it was measured on; a difference shows its sign.
+    """A number with its 95 % interval over images. A difference is written with its sign.
 
-    `count` is the number of images behind it, where it is about one class.
+    `count` is the number of images that it is measured on, if it is about one class.
     """
 
     value: float
@@ -48,7 +48,7 @@ class Estimate:
 
     @property
     def few(self) -> bool:
-        """Whether so few images are behind it that one of them moves it far."""
+        """Whether it is measured on so few images that a single one changes it much."""
         return self.count is not None and 0 < self.count < FEW
 
     def __str__(self) -> str:
@@ -63,16 +63,16 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """Of a difference: `ahead` or `behind` where the interval leaves zero out, `unclear` where it does not."""
+        """For a difference: `ahead` or `behind` if the interval excludes zero, else `unclear`."""
         return "ahead" if self.low > 0 else "behind" if self.high < 0 else "unclear"
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How one run, or the difference of two, stands on the test images; the last three hold one entry a class.
+    """The scores of one run on the test images, or the differences of two. The last three have one entry per class.
 
-    `prior_mca` is the control: MCA once the labeled class frequencies are divided out of the probabilities. It is None
-    where the run itself did that.
+    `prior_mca` is the control: the MCA of probabilities that are divided by the labeled class frequencies. It is None
+    if the run itself divides them.
     """
 
     auc: Estimate
@@ -83,14 +83,15 @@ class Scores:
     class_auc: tuple[Estimate, ...]
 
     def by_class(self, *, multi_label: bool) -> tuple[Estimate, ...]:
-        """What classes are compared by: recall, or AUC where an image may have several labels, since the probability of
-        a rare label rarely reaches one half."""
+        """The figure to compare classes by: recall, or AUC with several labels per image, because the probability of a
+        rare label rarely reaches 0.5.
+        """
         return self.class_auc if multi_label else self.recall
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A run in a report, alone or among others."""
+    """A run in a report; `alone` if it is the only one."""
 
     run: Run
     name: str
@@ -101,10 +102,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a comparison: each run's value and how far the later runs are ahead of the first.
+    """A row of a comparison: the value of each run, and the differences of the later runs to the first.
 
-    A gap is None where the test images differ; `labeled` is None in the rows that are about all classes. `judged`
-    counts the test images of the first run.
+    A difference is None if the test images differ. `labeled` is None in rows about all classes. `judged` is the number
+    of test images of the first run.
     """
 
     name: str
@@ -116,7 +117,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ClassCounts:
-    """Images of one class in each part; `unlabeled` is None where the truth is unknown."""
+    """Number of images of one class in each part; `unlabeled` is None if the truth is unknown."""
 
     name: str
     labeled: int
@@ -126,7 +127,7 @@ class ClassCounts:
 
 
 def enter(runs: Sequence[Run]) -> list[Entry]:
-    """Names and colours that tell the runs apart, and their scores."""
+    """Give each run a name, a colour and its scores."""
     classes = runs[0].classes
     for run in runs[1:]:
         if run.classes != classes:
@@ -142,7 +143,7 @@ def enter(runs: Sequence[Run]) -> list[Entry]:
 
 
 def score(run: Run) -> Scores:
-    """The scores of a run at the epoch that it chose."""
+    """The scores of a run at its chosen epoch."""
     images = _judged_images(run)
     return _estimate_all(images.labels, images)
 
@@ -153,7 +154,7 @@ def score_images(labels: npt.NDArray[np.intp], probs: Array) -> Scores:
 
 
 def compare(run: Run, reference: Run) -> Scores | None:
-    """How far a run is ahead of the reference, image by image; None where they were tested on different images."""
+    """The paired differences of a run to the reference; None if their test images differ."""
     images, reference_images = _judged_images(run), _judged_images(reference)
     if not (
         np.array_equal(images.ids, reference_images.ids) and np.array_equal(images.labels, reference_images.labels)
@@ -163,8 +164,9 @@ def compare(run: Run, reference: Run) -> Scores | None:
 
 
 def compare_all(entries: Sequence[Entry]) -> list[Row]:
-    """The rows of a comparison: AUC, MCA, the prior-corrected control, then the recall of each class or, where an image
-    may have several labels, the AUC of each."""
+    """The rows of a comparison: AUC, MCA, the prior-corrected control, then the recall of each class, or the AUC of
+    each label with several labels per image.
+    """
     scores = [entry.scores for entry in entries]
     gaps = [compare(entry.run, entries[0].run) for entry in entries[1:]]
 
@@ -193,7 +195,7 @@ def compare_all(entries: Sequence[Entry]) -> list[Row]:
 
 
 def count_classes(run: Run) -> list[ClassCounts]:
-    """How many images of each class are in each part; an image with several labels counts for each."""
+    """Number of images of each class in each part. An image with several labels counts for each."""
     counts: Counter[tuple[str, str]] = Counter()
     for row in run.split:
         label = run.truth.get(row.id, "") if row.split == "unlabeled" else row.label
@@ -207,7 +209,7 @@ def count_classes(run: Run) -> list[ClassCounts]:
 
 
 def count_predicted(run: Run) -> list[int] | None:
-    """How many unlabeled images the model takes for each class; None where there are none, or no guesses yet.
+    """Number of unlabeled images predicted as each class; None if there are none, or no pseudo-labels yet.
 
     An image with several labels counts for each.
     """
@@ -219,30 +221,30 @@ def count_predicted(run: Run) -> list[int] | None:
 
 
 def count_images(run: Run) -> Counter[str]:
-    """How many images are in each part."""
+    """Number of images in each part."""
     return Counter(row.split for row in run.split)
 
 
 def judged_part(run: Run) -> str:
-    """The part whose images the figures are about: `test`, or `val` where there is no test part."""
+    """The part that a run is scored on: `test`, or `val` if there is no test part."""
     return "test" if count_images(run)["test"] else "val"
 
 
 def keeps_last(run: Run) -> bool:
-    """Whether the model of a run is that of its last epoch, and not of the one that was best on validation images."""
+    """Whether the model of a run is that of its last epoch, instead of that of the best epoch on validation images."""
     return run.config.get("choose") == "last" or not count_images(run)["val"]
 
 
 def remark_split(run: Run) -> list[str]:
-    """What a reader of the figures should know about the data."""
+    """Remarks on the data that matter for the figures."""
     part = judged_part(run)
     few = [count.name for count in count_classes(run) if 0 < getattr(count, part) < FEW]
-    caution = f"fewer than ten {PART_NAMES[part]} images of {', '.join(few)}: a single one moves the recall far"
+    caution = f"fewer than ten {PART_NAMES[part]} images of {', '.join(few)}: a single one changes the recall much"
     return [*run.remarks, *([caution] if few else [])]
 
 
 def warn(run: Run) -> list[str]:
-    """What is wrong with a run, or missing of it, the worst first; the first sentences of its table and its report."""
+    """What is wrong with a run or missing in it, the worst first. Table and report begin with these sentences."""
     part, images, name = judged_part(run), count_images(run), run.config["method"]
     kind, epochs, best = PART_NAMES[part], len(run.metrics), run.result["best_epoch"]
     probs, labels = run.predictions.part(part)
@@ -252,36 +254,34 @@ def warn(run: Run) -> list[str]:
         (decision,) = decisions
         if run.multi_label and not any(decision):
             sentences.append(
-                f"No label reaches a probability of one half on any {kind} image: the model never says that one is "
-                "there, and its ranking alone, the AUC, tells anything."
+                f"No label reaches a probability of 0.5 on any {kind} image, so the model never predicts one. Only the "
+                "AUC is meaningful."
             )
         elif run.multi_label:
             same = ", ".join(each for each, there in zip(run.classes, decision, strict=True) if there)
             sentences.append(f"The model gives every {kind} image the same labels, {same}.")
         else:
-            sentences.append(
-                f"The model takes every {kind} image for {run.classes[decision[0]]}: it tells no class from another."
-            )
+            sentences.append(f"The model predicts {run.classes[decision[0]]} for every {kind} image.")
     if (first := first_guesses(run)) is not None and best < first:
         sentences.append(
-            f"The model is that of epoch {best}, from before the first pseudo-label in epoch {first}: it has learned "
-            f"from labels alone, and nothing of {name} is in it."
+            f"The model is that of epoch {best}, before the first pseudo-label in epoch {first}. It has learned from "
+            f"labels alone, so its figures say nothing about {name}."
         )
     if not run.finished:
         of = run.config["epochs"]
         sentences.append(
-            f"The run has not finished: this is what it has come to after {epochs} of {of} epochs, without "
-            f"pseudo-labels and images. `csda train --out {run.folder} --resume` goes on with it."
+            f"The run has not finished: these are its results after {epochs} of {of} epochs, without pseudo-labels "
+            f"and images. `csda train --out {run.folder} --resume` continues it."
         )
     if not images["test"]:
-        chose = "" if keeps_last(run) else ", which also chose the epoch, and so are too good"
-        sentences.append(f"There is no test part: the figures are about the validation images{chose}.")
+        chose = "" if keeps_last(run) else " These also chose the epoch, so the figures are too good."
+        sentences.append(f"There is no test part, so the figures are those of the validation images.{chose}")
     if not images["val"]:
-        sentences.append("There is no validation part: the last epoch was taken, and no temperature could be fitted.")
+        sentences.append("There is no validation part: the last epoch was kept, and no temperature could be fitted.")
     elif images["val"] < FEW_VALIDATION and run.config["choose"] == "best":
         sentences.append(
-            f"Only {images['val']} validation images chose the epoch, which is next to chance: look at the mean over "
-            "the last epochs as well."
+            f"Only {images['val']} validation images chose the epoch, so the choice is almost random. Look at the mean "
+            "over the last epochs as well."
         )
     counts = count_classes(run)
     if missing := [count.name for count in counts if not getattr(count, part)] if len(labels) else []:
@@ -298,9 +298,9 @@ def first_guesses(run: Run) -> int | None:
 
 
 def run_table(run: Run) -> Table:
-    """One run for the terminal: each class, and their means, which are MCA and AUC.
+    """One run for the terminal: a row for each class, and their means, MCA and AUC.
 
-    Where an image may have several labels MCA has the recall of their absence in it, and is no mean of the column.
+    With several labels per image MCA also averages the recall of absence, so it is not the mean of the column.
     """
     (entry,) = enter([run])
     scores = entry.scores
@@ -328,7 +328,7 @@ def run_table(run: Run) -> Table:
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """Several runs side by side for the terminal; differences are to the first."""
+    """Several runs for the terminal. Differences are to the first."""
     entries = enter(runs)
     each = "the AUC of each label" if runs[0].multi_label else "the recall of each class"
     table = title_table(f"AUC, MCA and {each} (labels, {PART_NAMES[judged_part(runs[0])]} images)")
@@ -346,19 +346,19 @@ def comparison_table(runs: Sequence[Run]) -> Table:
 
 
 def title_table(title: str) -> Table:
-    caption = "95 % intervals over these images; few: below ten, so that one moves a figure far"
+    caption = "95 % intervals over these images; few: below ten, so one changes a figure much"
     table = Table(title=Text(title), caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", overflow="fold", min_width=10)
     return table
 
 
 def terse(estimate: Estimate) -> str:
-    """Without the zero before the point, so that a comparison of two fits into 80 columns."""
+    """Format without the zero before the point, so that a comparison of two runs fits into 80 columns."""
     return f"{estimate} {estimate.interval}".replace("0.", ".").rstrip()
 
 
 def _terser(estimate: Estimate) -> str:
-    """With two digits in the interval, so that three columns of them fit."""
+    """Format with two digits in the interval, so that three columns fit."""
     if not estimate.interval:
         return terse(estimate)
     low, high = (f"{bound:.2f}".replace("1.00", "1").replace("0.", ".") for bound in (estimate.low, estimate.high))
@@ -367,8 +367,7 @@ def _terser(estimate: Estimate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """The images that a run is judged by, sorted by id; `corrected` are the probabilities divided by the class
-    frequencies."""
+    """The images that a run is scored on, sorted by id; `corrected` are probabilities divided by class frequencies."""
 
     ids: npt.NDArray[np.str_]
     labels: npt.NDArray[np.intp]
@@ -390,12 +389,12 @@ def _judged_images(run: Run) -> _Images:
 
 
 def _estimate_all(labels: npt.NDArray[np.intp], *models: _Images) -> Scores:
-    """The scores of one model, or how far the first is ahead of the second."""
+    """The scores of one model, or the differences of the first to the second."""
     probs = [model.probs for model in models]
     corrected = [model.corrected for model in models if model.corrected is not None]
 
     def estimate(metric: Callable[..., Array], probs: Sequence[Array] = probs) -> tuple[Estimate, ...]:
-        """One for each class, or one in all."""
+        """One estimate for each class, or a single one."""
 
         def measure(*probs: Array, weights: Array) -> Array:
             own, *reference = (metric(each, labels, weights) for each in probs)
@@ -409,7 +408,7 @@ def _estimate_all(labels: npt.NDArray[np.intp], *models: _Images) -> Scores:
             bounds = np.full((2, *np.shape(values)), np.nan)
         columns = np.stack([values, *bounds]).reshape(3, -1).T
         if len(models) == 1:
-            # However the images are redrawn nothing changes, which says that there is no telling.
+            # If every resample has the same value, the bootstrap gives no interval.
             columns[columns[:, 1] == columns[:, 2], 1:] = np.nan
         return tuple(Estimate(value, low, high, len(models) > 1) for value, low, high in columns)
 
@@ -430,7 +429,7 @@ def _estimate_all(labels: npt.NDArray[np.intp], *models: _Images) -> Scores:
 
 
 def _hits(probs: Array, labels: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Which classes each image is taken for [N, n]."""
+    """Which classes are predicted for each image [N, n]."""
     predicted = metrics.predict(probs, labels.ndim == 2)
     return predicted.astype(bool) if labels.ndim == 2 else np.equal.outer(predicted, np.arange(probs.shape[1]))
 
@@ -452,8 +451,9 @@ def _with_intervals(
 
 
 def _widened(mca: Estimate, probs: Array, labels: npt.NDArray[np.intp]) -> Estimate:
-    """The interval of a mean of recalls, made wider where all images of a class share one fate: however they are
-    redrawn, a bootstrap cannot tell that another image would have another."""
+    """Widen the interval of a mean of recalls if all images of a class are right, or all wrong. Then the recall of this
+    class is the same in every resample, and the bootstrap interval would be too narrow.
+    """
     matrix = metrics.confusion(labels, metrics.predict(probs), probs.shape[1])
     hits, counts = np.diagonal(matrix), matrix.sum(axis=1)
     if not ((counts > 0) & ((hits == 0) | (hits == counts))).any():
@@ -463,7 +463,7 @@ def _widened(mca: Estimate, probs: Array, labels: npt.NDArray[np.intp]) -> Estim
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """The method, with the seed where methods repeat, or the folder where that is not enough either."""
+    """Names of runs: the method, with the seed if methods repeat, or the folder if that is not unique either."""
     methods = [str(run.config["method"]) for run in runs]
     seeded = [f"{method}, seed {run.config['seed']}" for method, run in zip(methods, runs, strict=True)]
     return next(
@@ -472,7 +472,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def choose_colours(names: Iterable[str], order: Sequence[str] = COLOURS) -> list[str]:
-    """A colour for each name: a method's own where it is free, else the next free one; past eight they begin again."""
+    """A colour for each name: the method's own if it is free, else the next free one. After eight they repeat."""
     colours: list[str] = []
     for name in names:
         least = min(colours.count(colour) for colour in order)

@@ -1,4 +1,4 @@
-"""A model on labeled images from elsewhere: its scores, and what other class frequencies do to them."""
+"""Evaluate a model on labeled images from elsewhere: its scores, and the effect of other class frequencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from csda.runs import Run, write_csv, write_whole
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Accuracy and MCA under one view of the class frequencies."""
+    """Accuracy and MCA for one assumption about the class frequencies."""
 
     name: str
     accuracy: Estimate
@@ -32,10 +32,10 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """How a run stands on images from elsewhere, beside its own test images.
+    """The scores of a run on images from elsewhere, beside those on its own test images.
 
-    Frequencies are those of the labels that were trained on, of the run's test part, of the new images, and of the new
-    images as they are estimated without their labels.
+    Frequencies are those of the training labels, of the run's test part, of the new images, and of the new images as
+    estimated without their labels.
     """
 
     run: Run
@@ -82,7 +82,7 @@ class External:
 def measure_external(
     run: Run, name: str, ids: list[str], labels: npt.NDArray[np.int64], probs: Array, remarks: tuple[str, ...] = ()
 ) -> External:
-    """Judge probabilities [N, n], as the run scores its own, by the labels of the images."""
+    """Score probabilities [N, n] by the labels of the images. The run's own predictions are scored in the same way."""
     multi_label = run.multi_label
     counts = labels.sum(axis=0) if multi_label else np.bincount(labels, minlength=len(run.classes))
     fitted = run.calibration
@@ -108,7 +108,7 @@ def measure_external(
     ]
     absent = [name for name, count in zip(run.classes, counts, strict=True) if not count]
     if absent:
-        remarks = (*remarks, f"no image of {', '.join(absent)} here, so that nothing is known of these")
+        remarks = (*remarks, f"no image of {', '.join(absent)} here, so nothing is known about these")
     return External(
         run,
         name,
@@ -126,7 +126,7 @@ def measure_external(
 
 
 def external_tables(external: External) -> list[Table]:
-    """The same table as for a run's own test images, then frequencies, what their shift does, and coverage."""
+    """The table of a run's own test images for these images, then class frequencies and the effect of their shift."""
     run, scores = external.run, external.scores
     table = title_table(f"{run.folder.name} on {len(external.ids):,} images of {external.name}")
     for heading in ("images", "recall", "precision", "AUC"):
@@ -148,7 +148,7 @@ def external_tables(external: External) -> list[Table]:
         shares = (values[position] for values in external.frequencies.values())
         frequencies.add_row(Text(name), *(f"{share:.3f}" for share in shares))
 
-    shifts = title_table("What the shift of class frequencies does")
+    shifts = title_table("Effect of the shift of class frequencies")
     for heading in ("accuracy", "MCA"):
         shifts.add_column(heading, justify="right", no_wrap=True)
     for each in external.shifts:
@@ -157,22 +157,25 @@ def external_tables(external: External) -> list[Table]:
 
 
 def describe_calibration(external: External) -> str:
-    """A sentence on whether what the model promises holds here."""
+    """Sentences on whether calibration and coverage hold on these images."""
     found = external.calibration
     if not found:
         return "The run is not calibrated."
     text = (
-        f"Calibrated on {found['fitted_on']}, the model's confidence is off by {found['calibration_error']:.3f} here "
-        f"({found['own_calibration_error']:.3f} there)."
+        f"The model is calibrated on {found['fitted_on']}. Its calibration error is {found['calibration_error']:.3f} "
+        f"on these images and {found['own_calibration_error']:.3f} on those."
     )
     for level in found["levels"]:
         low, high = level["interval"]
-        text += f" Sets that promise {level['promised']:.0%} hold {level['covered']:.1%} [{low:.1%}, {high:.1%}]."
+        text += (
+            f" Sets with a coverage of {level['promised']:.0%} contain the class in {level['covered']:.1%} "
+            f"[{low:.1%}, {high:.1%}] of the cases."
+        )
     return text
 
 
 def write_external(external: External, folder: Path) -> Path:
-    """evaluation.json, predictions.csv and report.html into a folder; the page is given back."""
+    """Write evaluation.json, predictions.csv and report.html into a folder, and return the page."""
     from csda.report.page import open_environment
 
     with explained(folder):
@@ -197,7 +200,7 @@ def write_external(external: External, folder: Path) -> Path:
 
 def _frequencies(run: Run, here: Array) -> dict[str, tuple[float, ...]]:
     counts, images = count_classes(run), count_images(run)
-    # A network with adjusted logits, or corrected predictions, answers as if all classes were as frequent.
+    # With adjusted logits or prior correction, a network predicts for equal class frequencies.
     balanced = run.config["adjust"] or run.config["prior_correction"] != "none"
     even = 0.5 if run.multi_label else 1 / len(counts)
     return {
