@@ -138,7 +138,7 @@ def test_the_page_says_which_epoch_was_kept(make_run: MakeRun, tmp_path: Path) -
     assert "the epoch with the best validation AUC, whose model is kept" in Page(write_report(best)).text
     texts = [Page(write_comparison(each, tmp_path / "c.html")).text for each in ([last, last], [best, last])]
     assert "Figures are those of the last epoch, whose model is kept, with" in texts[0]
-    assert "the last one of csda and that of the best validation AUC of the others" in texts[1]
+    assert "the last one of csda, and that of the best validation AUC of the others" in texts[1]
     assert not any("best validation epoch" in text for text in texts)
 
 

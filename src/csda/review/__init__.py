@@ -1,5 +1,5 @@
-"""The page on which images are looked at and labeled, and what helps most to label next.
+"""The page to review and label images, and the choice of the next images to label.
 
-`ordering` ranks images, `session` knows the images of a run or folder and what was decided on them, `server` is the
-API and its guards, `static/` the page itself. FastAPI and uvicorn come with the extra `review`.
+`ordering` ranks images, `session` has the images of a run or folder with the decisions on them, `server` is the API,
+`guards` are the checks of its requests, and `static/` is the page. FastAPI and uvicorn come with the extra `review`.
 """

@@ -1,4 +1,6 @@
-"""Models behind the page: that of a run, which predicts and says where it looks, and one that learns from labels."""
+"""The models behind the page: the model of a run, for predictions and Grad-CAM, and a probe that learns from the
+labels.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,18 @@ if TYPE_CHECKING:
     from csda.predict import Predictor
 
 MAP = 224
-"""Pixels of a side of a picture of where the network looks."""
+"""Side of a Grad-CAM picture in pixels."""
 
 COLOURS = np.array([(0, 0, 0), (86, 40, 120), (213, 94, 0), (255, 225, 120)], dtype=np.float64)
-"""Of a map from nothing to most."""
+"""Colours of a map, from no evidence to most."""
 
 
 class Advisor:
-    """Who is asked beside labels.csv: the model of a run, and a probe on frozen features.
+    """The model of a run, and a probe on frozen features.
 
-    The model is loaded when first asked. Features are computed beside the page, which does not wait for them; then
-    there are neighbours, an order by diversity and suspicious labels, and in a folder that nothing was trained on the
-    probe says what images may be.
+    The model is loaded when it is first used. Features are computed in the background. When they are complete, the page
+    has neighbours, an order by diversity and suspicious labels. In a folder without a training the predictions are
+    those of the probe.
     """
 
     def __init__(self, session: Session, run: Run | None = None) -> None:
@@ -50,7 +52,7 @@ class Advisor:
 
     @property
     def can_refresh(self) -> bool:
-        """Whether features are there, and the orders that come with them."""
+        """Whether the features are complete."""
         return self.progress == 1.0
 
     @property
@@ -58,7 +60,7 @@ class Advisor:
         return self._run is not None
 
     def begin(self) -> threading.Thread:
-        """Compute features and learn from them in a thread that does not hold up the end of the process."""
+        """Compute features and train the probe in a daemon thread."""
         self.progress = 0.0
         thread = threading.Thread(target=self._prepare, daemon=True)
         thread.start()
@@ -67,11 +69,11 @@ class Advisor:
     def _prepare(self) -> None:
         try:
             self.prepare()
-        except Exception as error:  # whatever it is, the page continues without
+        except Exception as error:  # the page works without features
             self.progress, self.problem = None, str(error)
 
     def prepare(self) -> None:
-        """Compute features, and learn from the labels that there are."""
+        """Compute features, and train the probe on the labels so far."""
         session = self._session
         from csda.review.learning import read_features
 
@@ -87,7 +89,7 @@ class Advisor:
         self.progress = min(share, 0.99)
 
     def refresh(self) -> int:
-        """Learn from the labels so far and order again; how many they are."""
+        """Train the probe on the labels so far and order the images again. Return the number of labels."""
         from csda.review.learning import align, learn, leave_out
 
         session = self._session
@@ -101,7 +103,7 @@ class Advisor:
             learned = learn(session.features, positions, labels, len(session.classes), groups)
             left_out = leave_out(learned, session.features[positions], labels, groups)
             own = learned.predict(session.features)
-            # The model of a run is asked before the probe, of all that it was not trained on.
+            # For images that a run was not trained on, its model predicts; the probe is the second model.
             if self._run is None or said is None:
                 probs, aligned, second = own, align(left_out, labels, own), None
             else:
@@ -114,7 +116,7 @@ class Advisor:
         return len(positions)
 
     def predict(self, content: bytes) -> tuple[str, list[float]]:
-        """The label that the model gives an image file, and the probabilities of the classes."""
+        """The predicted label of an image file, and the probabilities of the classes."""
         with self._lock, tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "image"
             path.write_bytes(content)
@@ -124,7 +126,7 @@ class Advisor:
         return label_text(label, predictor.classes), [float(value) for value in probs[0]]
 
     def attention(self, record: Record, label: int) -> bytes:
-        """Grad-CAM of an image for a class, as a picture on black to be laid over it."""
+        """A Grad-CAM map of an image for a class, as a picture on black to lay over the image."""
         import torch
 
         from csda.data.augment import plain
@@ -133,13 +135,13 @@ class Advisor:
         with self._lock:
             predictor = self._loaded()
             if record.path is None:
-                raise ConfigError("drawn images have no file to look at")
+                raise ConfigError("drawn images have no file, so there is no map")
             pixels = read_image(record.path, predictor.image_size, predictor.channels)
             images = plain(torch.from_numpy(pixels[None]).to(predictor.device))
             found = grad_cam(predictor.model, images, torch.tensor([label], device=predictor.device))
         if found is None:
-            raise ConfigError("this network has no map of features to look at")
-        # The network saw the image squashed to a square; the map is stretched back to its shape.
+            raise ConfigError("this network has no feature map, which Grad-CAM needs")
+        # The network got the image squashed to a square; the map is resized to the shape of the image.
         width, height = read_picture(record.path, MAP).size
         return _colour(found[0].cpu().numpy(), width, height)
 

@@ -1,7 +1,7 @@
-"""Who may ask for what: the guards before every request, and the headers after it.
+"""Which requests are accepted: the checks before every request, and the headers of every response.
 
-A page on another site can make a browser send requests to this machine. It cannot choose the Host header, cannot send
-a header of its own without being asked first, and does not know the token.
+A page on another site can make a browser send requests to this machine. It cannot choose the Host header, cannot send a
+header of its own unless this server allows it, and does not know the token.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "csda-review"
 HEADER = "x-csda-review"
-"""Must come with every request that changes something."""
+"""Required in every request that changes something."""
 
 MOST_BYTES = 64 * 2**20
-"""Of a request: an image that is dropped on the page."""
+"""Largest size of a request, such as an image that is dropped on the page."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -51,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_hosts(host: str) -> frozenset[str]:
-    """Names under which the page may be asked for, when it is served at `host`."""
+    """Host names that are accepted if the page is served at `host`."""
     names = {"127.0.0.1", "localhost", "[::1]"}
     if not is_loopback(host):
         names |= {socket.gethostname().lower(), socket.getfqdn().lower(), _bracketed(host)}
@@ -68,7 +68,7 @@ def _own_addresses() -> set[str]:
         except OSError:
             continue
     try:
-        # Nothing is sent: this asks which address would be used.
+        # Sends nothing: connecting a UDP socket only selects the address of this machine.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
             found.add(probe.getsockname()[0])
@@ -82,7 +82,7 @@ def _bracketed(host: str) -> str:
 
 
 class Guard:
-    """Wraps an application. Requests that are refused never reach it."""
+    """Wraps an application. Refused requests never reach it."""
 
     def __init__(self, app: App, hosts: frozenset[str], token: str | None = None) -> None:
         self.app, self.hosts, self.token = app, hosts, token
@@ -118,7 +118,7 @@ class Guard:
     def _refusal(self, scope: Scope, headers: dict[str, list[str]]) -> tuple[int, str] | None:
         host = headers.get("host", [])
         if len(host) != 1 or _name(host[0]) not in self.hosts:
-            return 421, "another host is meant; open the address that `csda review` printed"
+            return 421, "the request is for another host; open the address that `csda review` printed"
         if self.token is not None and not self._has_token(scope, headers):
             return 401, "the token is missing or wrong; open the address that `csda review` printed"
         for origin in headers.get("origin", []):
@@ -128,7 +128,7 @@ class Guard:
             if site not in ("same-origin", "none") and scope["path"] != "/":
                 return 403, "asked for by a page of another site"
         if scope["method"] not in ("GET", "HEAD") and HEADER not in headers:
-            return 403, f"changes need the header {HEADER}"
+            return 403, f"requests that change something need the header {HEADER}"
         length = headers.get("content-length", ["0"])[0]
         if not length.isascii() or not length.isdigit() or int(length) > MOST_BYTES:
             return 413, "the request is too large"
@@ -149,7 +149,7 @@ class Guard:
         return any(secrets.compare_digest(each.encode(), self.token.encode()) for each in given)
 
     def _given_in_address(self, scope: Scope) -> str | None:
-        """The token as the printed address has it, which is that of the page alone."""
+        """The token in the address of a request, which is accepted only for the page itself."""
         if scope["path"] != "/":
             return None
         values = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
@@ -162,7 +162,7 @@ def _name(host: str) -> str:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """A body without a length is cut off as well."""
+    """Also limit bodies without a stated length."""
     seen = 0
 
     async def bounded() -> MutableMapping[str, Any]:

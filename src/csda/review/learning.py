@@ -1,4 +1,4 @@
-"""A linear probe on frozen features: what can be said of images with the labels so far, in seconds."""
+"""A linear probe on frozen features, trained in seconds on the labels so far."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A probe, and what features are standardised by before it."""
+    """A probe, with the mean and scale that standardise its features."""
 
     probe: Probe
     mean: Floats
@@ -40,7 +40,7 @@ class Learned:
 
 
 class _Progress(Reporter):
-    """Passes on which share of the features is there."""
+    """Reports the share of the features that has been computed."""
 
     def __init__(self, tell: Callable[[float], None]) -> None:
         self.tell = tell
@@ -53,9 +53,9 @@ class _Progress(Reporter):
 
 
 def read_features(dataset: Dataset, tell: Callable[[float], None]) -> npt.NDArray[np.float32]:
-    """Features [N, W] of the records of a set by the frozen network of the preset `features`, from the cache or new.
+    """Features [N, W] of a data set by the frozen network of the preset `features`, computed unless the cache has them.
 
-    `tell` is given the share that is done. An image that cannot be read has those of a black one.
+    `tell` is called with the share that is done. An unreadable image gets the features of a black one.
     """
     config = configure({"data": str(dataset.root or "synthetic"), "preset": "features", "method": "linear-probe"})
     weights = read_weights(config.backbone, config.pretrained, config.weights)
@@ -74,10 +74,10 @@ def learn(
     groups: Sequence[str | None] | None = None,
     seed: int = 0,
 ) -> Learned:
-    """The probe learned from some rows of the features.
+    """Train the probe on some rows of the features.
 
-    `labeled` are positions in `features` [N, W], which are standardised by all rows, and `labels` [M] or 0/1 [M, K]
-    go with them.
+    `labeled` are positions in `features` [N, W], with the labels [M] or 0/1 [M, K]. Features are standardised over all
+    rows.
     """
     mean, deviation = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64)
     scale = 1 / np.maximum(deviation, 0.01 * max(float(deviation.mean()), 1e-6))
@@ -86,8 +86,9 @@ def learn(
 
 
 def learn_again(learned: Learned, features: Array, labels: Ints) -> Learned:
-    """A probe for class indices [M] and features [M, W], standardised and regularised as one that was learned before:
-    without the cross-validation, which is most of the work."""
+    """A probe for class indices [M] and features [M, W], with the standardisation and regularisation of an earlier one.
+    This saves the cross-validation, which is most of the work.
+    """
     from sklearn.linear_model import LogisticRegression
 
     values = standardize(features, learned.mean, learned.scale)
@@ -108,8 +109,9 @@ def leave_out(
     groups: Sequence[str | None] | None = None,
     seed: int = 0,
 ) -> Floats:
-    """Out-of-fold probabilities [M, n] of features [M, W]: each by a regression on the other folds, regularised as the
-    probe is. NaN where an image could not be left out, being all that its class has."""
+    """Out-of-fold probabilities [M, n] of features [M, W], each by a regression on the other folds with the
+    regularisation of the probe. NaN for an image that is in no fold, because it is the only one of its class.
+    """
     values, num_classes = standardize(features, learned.mean, learned.scale), len(learned.probe.bias)
     from sklearn.linear_model import LogisticRegression
 
@@ -137,9 +139,9 @@ def leave_out(
 
 
 def align(labeled_probs: Floats, labels: Ints, probs: Floats) -> Floats | None:
-    """Eq. (10) for probabilities [N, n], with λ^x from out-of-fold predictions; None where a class has no label.
+    """Eq. (10) for probabilities [N, n], with λ^x from out-of-fold predictions; None if a class has no label.
 
-    An image that could not be left out says nothing: its row is uniform.
+    The row of an image without such a prediction is uniform.
     """
     count = probs.shape[1]
     if labels.ndim == 2 or len(np.unique(labels)) < count:
@@ -152,7 +154,7 @@ def align(labeled_probs: Floats, labels: Ints, probs: Floats) -> Floats | None:
     known = np.where(np.isfinite(labeled_probs), labeled_probs, 1 / count)
     marginals.start(torch.from_numpy(known), torch.from_numpy(labels))
     unlabeled = torch.from_numpy(probs)
-    for _ in range(60):  # the average of its own updates comes to rest
+    for _ in range(60):  # until the moving average has converged
         marginals.update_unlabeled(unlabeled)
     return np.asarray(marginals.align(unlabeled).numpy())
 

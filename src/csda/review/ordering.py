@@ -1,7 +1,7 @@
 """Which image to label next; NumPy only.
 
-N images, n classes. Scores are higher for images that help more. `probs` [N, n] are a distribution each, or one sigmoid
-a label in a multi-label set; `features` [N, W] are those of a frozen network.
+N images, n classes. Images with higher scores come first. `probs` [N, n] has a distribution for each image, or in a
+multi-label set one sigmoid per label. `features` [N, W] are those of a frozen network.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Floats = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.intp]
 
 AUDIT_EVERY = 5
-"""One image in so many is drawn at random, to judge the model by."""
+"""One image in this many is drawn at random, to measure the accuracy of the predictions."""
 
 NEAR = 64
-"""Directions in which distances of features are taken."""
+"""Number of random directions along which distances of features are computed."""
 
 SPREAD = 1000
-"""Images that are spread one by one; the others follow by their distance from what is labeled."""
+"""Number of images that are chosen one by one. The others follow by their distance to labeled images."""
 
 ORDERS = {
-    "suspicious": "given labels that the prediction contradicts most",
+    "suspicious": "given labels that predictions contradict most first",
     "mix": "unsure images of each class in turn, new groups first",
     "uncertainty": "least certain first",
-    "disagreement": "where alignment, or a second model, changes the prediction most",
+    "disagreement": "largest differences between prediction and alignment or a second model first",
     "rare": "rare classes first",
-    "diversity": "far from all that is labeled",
+    "diversity": "most different from all labeled images first",
     "confidence": "most certain first",
     "random": "in random order",
     "name": "by name",
@@ -41,18 +41,19 @@ ORDERS = {
 """Names of the orders, and what each puts first."""
 
 DEFAULTS = ("suspicious", "mix", "diversity", "random")
-"""What a list begins with: the first of these that what is known allows. How far it is ahead of random order is said in
-results/review; what to begin with before any label was not measured."""
+"""The first order of a list: the first of these that is available. results/review compares orders with random order.
+What to use before any label was not measured.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What is known of the images to choose from.
+    """The images to choose from.
 
-    `other` are the probabilities after alignment, or those of a second model, `counts` [n] the labels that each class
-    has so far, and `labeled_features` [M, W] the features of those with a label. `given` are the labels that images
-    came with, [N] or 0/1 [N, n], and `probs` then are by models that had not seen them. `groups` are those of images (a
-    patient, a lesion), and `labeled_groups` those of the images with a label. What is not known is None.
+    `other` are the probabilities after alignment, or those of a second model. `counts` [n] are the labels of each class
+    so far, and `labeled_features` [M, W] the features of the labeled images. `given` are the labels of the data set,
+    [N] or 0/1 [N, n]; then `probs` come from models that were not trained on these images. `groups` are those of the
+    images (a patient, a lesion), and `labeled_groups` those with a labeled image. What is not known is None.
     """
 
     names: Sequence[str]
@@ -68,7 +69,7 @@ class Pool:
     seed: int = 0
 
     def orders(self) -> list[str]:
-        """The orders that what is known allows."""
+        """The orders that are possible with what is known."""
         known = {"random", "name"}
         if self.given is not None and self.probs is not None:
             known.add("suspicious")
@@ -82,7 +83,7 @@ class Pool:
 
 
 def rank(order: str, pool: Pool) -> Positions:
-    """Positions of the pool's images, those that help most first; ties in an order drawn by the seed."""
+    """Positions of the pool's images in an order. Ties are in a random order by the seed."""
     count = len(pool.names)
     drawn = np.random.default_rng(pool.seed).permutation(count)
     if order == "random":
@@ -101,7 +102,7 @@ def rank(order: str, pool: Pool) -> Positions:
 
 
 def score(order: str, pool: Pool) -> Floats:
-    """How much each image of the pool helps, by one order [N]."""
+    """The scores of the pool's images in one order [N]."""
     assert pool.probs is not None
     if order == "uncertainty":
         return uncertainty(pool.probs, multi_label=pool.multi_label)
@@ -118,9 +119,9 @@ def score(order: str, pool: Pool) -> Floats:
 
 
 def uncertainty(probs: Array, *, multi_label: bool = False) -> Floats:
-    """How near the two most probable classes are to each other, from 0 to 1 [N]; of several labels, the least certain.
+    """How similar the probabilities of the two most probable classes are, from 0 to 1 [N].
 
-    A label is as good as certain at 0 and at 1, and most uncertain at 0.5.
+    With several labels, that of the least certain label: 0 for a probability of 0 or 1, and 1 for 0.5.
     """
     probs = np.asarray(probs, dtype=np.float64)
     if multi_label:
@@ -130,8 +131,9 @@ def uncertainty(probs: Array, *, multi_label: bool = False) -> Floats:
 
 
 def closeness(probs: Array, *, multi_label: bool = False) -> Floats:
-    """How near each image is to the border of each class [N, n]: 0 where the class and the best other are equally
-    probable, and less by the logarithm of their ratio."""
+    """How close each image is to the decision boundary of each class [N, n]: minus the absolute logarithm of the ratio
+    between its probability and that of the best other class.
+    """
     probs = np.clip(np.asarray(probs, dtype=np.float64), 1e-9, 1.0)
     if multi_label:
         return np.asarray(-np.abs(np.log(probs) - np.log(np.maximum(1 - probs, 1e-9))))
@@ -143,7 +145,7 @@ def closeness(probs: Array, *, multi_label: bool = False) -> Floats:
 
 
 def take_turns(scores: Array) -> Positions:
-    """Positions in an order in which the columns of scores [N, n] take turns: each takes the best that is left."""
+    """An order in which the columns of scores [N, n] take turns: each takes its best image that is left."""
     orders = [iter(column) for column in np.argsort(-scores, axis=0, kind="stable").T.tolist()]
     taken = np.zeros(len(scores), dtype=bool)
     turns: list[int] = []
@@ -157,7 +159,7 @@ def take_turns(scores: Array) -> Positions:
 
 
 def _new_groups_first(ranked: Positions, pool: Pool) -> Positions:
-    """The same order, with the first image of each group that has no label before all others."""
+    """The same order, but first one image of each group without a label."""
     assert pool.groups is not None
     seen = set(pool.labeled_groups)
     first: list[int] = []
@@ -170,21 +172,21 @@ def _new_groups_first(ranked: Positions, pool: Pool) -> Positions:
 
 
 def disagreement(probs: Array, other: Array) -> Floats:
-    """Total variation between two predictions [N]: from 0 where they are the same to 1."""
+    """Total variation between two predictions [N], from 0 if they are equal to 1."""
     return np.asarray(np.abs(np.asarray(probs, dtype=np.float64) - other).sum(axis=1) / 2)
 
 
 def rarity(probs: Array, counts: Array) -> Floats:
-    """Expected rarity [N]: the probabilities weighed by how few labels each class has."""
+    """Expected rarity [N]: the probabilities weighted by 1 / (number of labels + 1) of each class."""
     weights = 1 / (np.asarray(counts, dtype=np.float64) + 1)
     return np.asarray(np.asarray(probs, dtype=np.float64) @ (weights / weights.max()))
 
 
 def suspicion(probs: Array, given: Array) -> Floats:
-    """How strongly predictions of models that had not seen an image contradict its label [N]; −2 where there are none.
+    """How strongly out-of-fold predictions contradict the given label [N]; −2 without a prediction.
 
-    As in confident learning (Northcutt et al., 2021) each class is measured by its own mean: by how much more another
-    class is above the mean that it reaches on its own images than the given class is.
+    As in confident learning (Northcutt et al., 2021) the probabilities of a class are compared with their mean over its
+    own images. The score is the largest such difference of another class minus that of the given class.
     """
     probs = np.asarray(probs, dtype=np.float64)
     known = np.asarray(np.isfinite(probs).all(axis=1))
@@ -205,9 +207,9 @@ def suspicion(probs: Array, given: Array) -> Floats:
 
 
 def spread(features: Array, labeled: Array | None, first: int = 0, most: int = SPREAD) -> Positions:
-    """Farthest-first order: each image is the one farthest from all labeled ones and all before it.
+    """Farthest-first order: each image is the one with the largest distance to all labeled images and all before it.
 
-    After `most` images the others follow by that distance. Distances are taken along `NEAR` random directions.
+    After `most` images the others follow by this distance. Distances are computed along `NEAR` random directions.
     """
     points, known = _directions(features, labeled)
     count = len(points)
@@ -228,18 +230,20 @@ def spread(features: Array, labeled: Array | None, first: int = 0, most: int = S
 
 
 def neighbours(features: Array, labeled: Array, count: int = 5) -> tuple[Positions, Floats]:
-    """Of one image's features [W], the nearest rows of `labeled` [M, W] by cosine, and their similarity."""
+    """The rows of `labeled` [M, W] with the highest cosine similarity to one image's features [W], and their
+    similarity.
+    """
     similarity = _unit(np.asarray(labeled, dtype=np.float64)) @ _unit(np.asarray(features, dtype=np.float64))
     nearest = np.argsort(-similarity, kind="stable")[:count]
     return nearest, similarity[nearest]
 
 
 def interleave(order: Positions, audit: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
-    """The images as they are shown, and which of them are audited.
+    """The order of display, and which images are audited.
 
     `audit` is a random permutation of all images. Every `AUDIT_EVERY`-th image shown is the next of its beginning, and
-    these never come in another place: however far somebody gets, what was audited is a random sample of all images and
-    not of those that an order picked.
+    these images are shown nowhere else. So at any time the audited images are a random sample of all images, not of
+    those that an order put first.
     """
     sample = audit[: len(audit) // AUDIT_EVERY]
     held_back = np.zeros(len(order), dtype=bool)
@@ -253,13 +257,13 @@ def interleave(order: Positions, audit: Positions) -> tuple[Positions, npt.NDArr
 
 
 def audit_order(names: Sequence[str]) -> Positions:
-    """A permutation that is the same whenever the same images are opened."""
+    """A permutation that is the same each time for the same images."""
     digest = hashlib.blake2b("\n".join(names).encode("utf-8", "backslashreplace"), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest)).permutation(len(names))
 
 
 def _directions(features: Array, labeled: Array | None) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Both, of unit length and along a few random directions."""
+    """Both, scaled to unit length and projected on a few random directions."""
     width = features.shape[1]
     known = np.empty((0, width), dtype=np.float32) if labeled is None else labeled
     points, others = (_unit(np.asarray(part, dtype=np.float32)) for part in (features, known))

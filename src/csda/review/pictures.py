@@ -1,4 +1,4 @@
-"""Thumbnails and large pictures of a session's images. Nothing outside the data set is ever opened."""
+"""Thumbnails and large pictures of a session's images. Files outside of the data set are never opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORM = b"thumbnail 1, %d" % THUMBNAIL
 
 
 class Pictures:
-    """Pictures as WebP; thumbnails are kept in the cache by the path, size and times of their file."""
+    """Pictures as WebP. Thumbnails are cached by path, size and times of their file."""
 
     def __init__(self, dataset: Dataset, cache: Path | None = None) -> None:
         self.dataset = dataset
@@ -42,7 +42,7 @@ class Pictures:
             return kept.read_bytes()
         content = _encode(read_picture(path, THUMBNAIL), quality=80)
         draft = kept.with_name(f".{token_hex(8)}")
-        with suppress(OSError):  # where the cache takes nothing they are made again each time
+        with suppress(OSError):  # if the cache cannot be written, thumbnails are made again each time
             kept.parent.mkdir(parents=True, exist_ok=True)
             try:
                 draft.write_bytes(content)
@@ -57,16 +57,18 @@ class Pictures:
         return _encode(read_picture(self._inside(record.path), LARGE, window), quality=92)
 
     def levels(self, record: Record) -> tuple[float, float] | None:
-        """What a window can be laid on, for files with more than 256 grey values."""
+        """The grey values that a window can have, for files with more than 256."""
         return None if record.path is None else read_levels(self._inside(record.path))
 
     def _inside(self, path: Path) -> Path:
-        """The path, if it leads into the data set now: a link may have been put there since the images were listed."""
+        """Return the path if it is inside the data set now. It may have been replaced by a link since the images were
+        listed.
+        """
         real = os.path.realpath(path)
         if self._root is None or not real.startswith(self._root.rstrip(os.sep) + os.sep):
-            raise DataError(f"{path.name}: leads out of the data set")
+            raise DataError(f"{path.name}: is a link that leaves the data set")
         if not os.path.isfile(real):  # noqa: PTH113
-            raise DataError(f"{path.name}: is gone")
+            raise DataError(f"{path.name}: no longer exists")
         return path
 
     def _draw(self, record: Record, size: int) -> Image.Image:

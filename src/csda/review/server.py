@@ -1,7 +1,7 @@
-"""The API of the review page, and the server that it runs in.
+"""The API of the review page, and its server.
 
-Images are known by their number in the session, never by a path. The page and its scripts are read once, from the
-package. Nothing is asked of any other host.
+Images are identified by their number in the session, never by a path. The page and its scripts are read once, from the
+package. Nothing is requested from any other host.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ class Choice(BaseModel):
 
 
 class Kept(BaseModel):
-    """What is on the disk: the number of the last decision, and the images as they are now."""
+    """What is stored: the number of the last decision, and the images in their current state."""
 
     last: int
     items: list[Item]
 
 
 class Changes(Kept):
-    """Background work: the share of the features that is computed, or why there are none."""
+    """Background work: the share of the features that has been computed, or why there are none."""
 
     progress: float | None
     problem: str | None
@@ -155,7 +155,7 @@ class Refreshed(BaseModel):
 
 
 def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
-    """The application without its guards; `serve` and `guarded` put them before it."""
+    """The application without its guards, which `guarded` and `serve` add."""
     problems: dict[int | str, dict[str, Any]] = {
         code: {"model": Problem} for code in (400, 401, 403, 404, 405, 413, 415, 421, 422, 507)
     }
@@ -285,7 +285,7 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
     def attention(number: Number, label: Annotated[int, Query(ge=0, lt=2**31)]) -> Response:
         require(number)
         if not advisor.has_attention:
-            raise HTTPException(400, "there is no network to ask")
+            raise HTTPException(400, "Grad-CAM needs the model of a run")
         if label >= len(session.classes):
             raise HTTPException(400, "there is no such class")
         return Response(advisor.attention(session.records[number], label), media_type="image/webp")
@@ -297,7 +297,7 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
         if any(label >= len(session.classes) for label in choice.label):
             raise HTTPException(400, "there is no such class")
         if choice.action != "label" and choice.label:
-            raise HTTPException(400, "a class goes with a label alone")
+            raise HTTPException(400, "only the action label takes classes")
         decisions = session.decide(choice.images, choice.action, choice.label)
         return Kept.model_validate(
             {"last": decisions[-1].number, "items": [item(number) for number in dict.fromkeys(choice.images)]}
@@ -330,7 +330,7 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
 
     @app.post("/api/refresh")
     def refresh() -> Refreshed:
-        """Learn from the labels so far, and order the images again."""
+        """Train the probe on the labels so far, and order the images again."""
         if not advisor.can_refresh:
             raise HTTPException(400, "there are no features to learn from")
         return Refreshed(learned_from=advisor.refresh())
@@ -339,9 +339,9 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
 
     @app.post("/api/predict", openapi_extra={"requestBody": {**body, "required": True}})
     async def predict(request: Request) -> Prediction:
-        """What the model says of an image that is sent as it is."""
+        """The prediction for an image file, which is the body of the request."""
         if not advisor.can_predict:
-            raise HTTPException(400, "there is no model yet; label some images and order anew, or train")
+            raise HTTPException(400, "there is no model; open a run to see predictions")
         content = await request.body()
         if not content:
             raise HTTPException(400, "send an image file")
@@ -354,7 +354,7 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
 def guarded(
     app: FastAPI, host: str = "127.0.0.1", token: str | None = None, extra: frozenset[str] = frozenset()
 ) -> Any:
-    """The application behind its guards; `extra` are further names of this host."""
+    """The application with its guards; `extra` are further names of this host."""
     return Guard(app, allowed_hosts(host) | extra, token)
 
 
@@ -365,7 +365,7 @@ def serve(
     announce: Callable[[str], None] = print,
     advisor: Advisor | None = None,
 ) -> None:
-    """Serve until interrupted. Where no port is asked for, the first free one from 8765 on is taken."""
+    """Serve until interrupted. Unless a port is given, the first free one from 8765 on is used."""
     import uvicorn
 
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
@@ -384,7 +384,7 @@ def serve(
             lifespan="off",
             timeout_graceful_shutdown=2,
         )
-        announce(f"{address}\nCtrl-C ends it; decisions are in {session.log.path}")
+        announce(f"{address}\nCtrl-C stops the server. Decisions are in {session.log.path}.")
         with unremarked():
             uvicorn.Server(config).run(sockets=[listener])
     finally:
@@ -397,7 +397,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     for number in ports:
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-            # By this number asyncio knows that it may send small answers at once rather than after 40 ms.
+            # With this protocol number asyncio sends small answers at once instead of after 40 ms.
             listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         except OSError as error:
             raise ConfigError(f"--host {host}: {error.strerror or error}; give an address of this machine") from None
@@ -417,7 +417,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
 
 def _static() -> dict[str, bytes]:
-    """The page's files by name, with the report's stylesheet among them."""
+    """The files of the page by name, including the report's stylesheet."""
     folder = files("csda.review") / "static"
     found = {entry.name: entry.read_bytes() for entry in folder.iterdir() if Path(entry.name).suffix in TYPES}
     return found | {"report.css": (files("csda.report") / "style.css").read_bytes()}

@@ -1,7 +1,7 @@
-"""The images of a run or a folder that may be labeled, what a model says of them, and what was decided on them.
+"""The images of a run or a folder that may be labeled, the predictions for them, and the decisions on them.
 
-Images of the validation and test parts are not in here at all, and the truth about unlabeled images, where a run has
-it on disk, is not read.
+Images of the validation and test parts are never included. The truth about unlabeled images is not read, even if a run
+has it on disk.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ STATES = ("open", "labeled", "skipped", "flagged")
 _STATE_OF = {"label": 1, "skip": 2, "flag": 3}
 LISTS = ("unlabeled", "given")
 MOST_AT_ONCE = 500
-"""Images of a page, and images that get a label together."""
+"""Largest number of images on a page, and of images that get a label together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a model says of images: probabilities [N, n], those after alignment where there is any, and those of a
-    second model."""
+    """Predictions of a model for images: probabilities [N, n], and if available those after alignment, or of a second
+    model.
+    """
 
     probs: Floats
     aligned: Floats | None = None
@@ -53,13 +54,13 @@ class Said:
 
     @property
     def other(self) -> Floats | None:
-        """What to measure disagreement by."""
+        """The predictions to measure disagreement with."""
         return self.second if self.aligned is None else self.aligned
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which images of a list to show; `predicted` is a class, `low` and `high` bound the confidence."""
+    """Which images of a list to show; `predicted` is a class, `low` and `high` limit the confidence."""
 
     state: str | None = None
     predicted: int | None = None
@@ -70,14 +71,14 @@ class Filter:
 
 @dataclass(slots=True)
 class Listing:
-    """Images of one list, by their numbers in the session: offered for a label, or with a label that was given."""
+    """The images of one list, by their numbers in the session: images to label, or images with a given label."""
 
     numbers: npt.NDArray[np.intp]
     pool: Pool
     sequences: dict[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]] = field(default_factory=dict)
 
     def sequence(self, order: str) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-        """Numbers in the order of showing, and which of them are audited."""
+        """Numbers in the order of display, and which of them are audited."""
         if order not in self.sequences:
             ranked = ordering.rank(order, self.pool)
             if self.pool.probs is None or self.pool.given is not None:
@@ -89,7 +90,7 @@ class Listing:
 
 
 class Session:
-    """All that the page shows and changes. Methods may be called from several threads."""
+    """Everything that the page shows and changes. Methods may be called from several threads."""
 
     def __init__(
         self,
@@ -102,13 +103,14 @@ class Session:
         said: Said | None = None,
         who: str | None = None,
     ) -> None:
-        """`records` are the images that may be shown, and `given` says which of them came with a label; what is `said`
-        is of all of them, in their order."""
+        """`records` are the images that may be shown, and `given` says which of them have a label from the beginning.
+        `said` has predictions for all of them, in their order.
+        """
         self.title, self.dataset, self.folder = title, dataset, folder
         self.classes, self.multi_label = dataset.classes, dataset.multi_label
         self.records = tuple(records)
         self.names = [record.id for record in self.records]
-        # A folder that is named after its class would give away the label of an image that is to be labeled.
+        # A folder that is named after its class would reveal the label of an image to label.
         known = {record.id for record in dataset.records if record.label is not None}
         self.shown_names = [
             name if is_given or name not in known else name.rpartition("/")[2]
@@ -128,10 +130,10 @@ class Session:
         self.audited: npt.NDArray[np.bool_] = np.zeros(len(self.records), dtype=bool)
         self.tell(said)
 
-    # What a model says
+    # Predictions
 
     def tell(self, said: Said | None) -> None:
-        """Take over what a model says, and forget the orders that followed from what was said before."""
+        """Store new predictions, and discard the orders that were computed from earlier ones."""
         with self.lock:
             self._tell(said)
 
@@ -173,7 +175,7 @@ class Session:
 
     @staticmethod
     def _unsaid(name: str, probs: Floats) -> bool:
-        """Whether too little is said of a list to order it by."""
+        """Whether a list has too few predictions to be ordered by them."""
         known = np.isfinite(probs).all(axis=1)
         return not (known.any() if name == "given" else known.all())
 
@@ -181,12 +183,12 @@ class Session:
         return self.listings[name].pool.orders()
 
     def default_order(self, name: str) -> str:
-        """The order that a list begins with."""
+        """The first order of a list."""
         known = self.orders(name)
         return next(order for order in ordering.DEFAULTS if order in known)
 
     def known_labels(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-        """Positions of the images that have a label now, and the labels: as decided, otherwise as given."""
+        """Positions of the images that have a label now, and these labels: decided ones, else given ones."""
         index = {name: position for position, name in enumerate(self.classes)}
         positions: list[int] = []
         labels: list[Any] = []
@@ -203,7 +205,7 @@ class Session:
         return np.array(positions, dtype=np.intp), encode_labels(labels, len(self.classes), self.multi_label)
 
     def _counts(self) -> npt.NDArray[np.int64]:
-        """Labels that each class has so far, given or decided."""
+        """The number of labels of each class so far, given or decided."""
         counts = np.zeros(len(self.classes), dtype=np.int64)
         index = {name: position for position, name in enumerate(self.classes)}
         for record, given in zip(self.records, self.given, strict=True):
@@ -215,12 +217,14 @@ class Session:
                     counts[index[name]] += number
         return counts
 
-    # Looking
+    # Pages
 
     def page(
         self, name: str, order: str, chosen: Filter, after: int, limit: int
     ) -> tuple[list[tuple[int, int]], int | None, int]:
-        """Images in an order as (place, number), those after a place; where the next page begins; how many match."""
+        """Images in an order as (place, number), from those after a place; where the next page begins; the number of
+        matches.
+        """
         listing = self.listings[name]
         if order not in listing.pool.orders():
             raise ConfigError(f"no order {order!r} here; choose one of {', '.join(listing.pool.orders())}")
@@ -253,7 +257,7 @@ class Session:
         return np.asarray(found[:, position] == 1 if self.multi_label else found == position)
 
     def label_texts(self, number: int) -> dict[str, str | None]:
-        """The label that was given, the one that was decided, and what the model says."""
+        """The given label, the decided label and the predicted label of an image."""
         record, decision = self.records[number], self.log.current(self.names[number])
         known = self.said is not None and bool(np.isfinite(self.confidence[number]))
         return {
@@ -263,7 +267,7 @@ class Session:
         }
 
     def neighbours(self, number: int, count: int = 6) -> list[dict[str, Any]]:
-        """The images with a label that are nearest in feature space, nearest first."""
+        """The labeled images that are nearest in feature space, the nearest first."""
         if self.features is None:
             return []
         with self.lock:
@@ -281,10 +285,10 @@ class Session:
             for place, value, text in zip(found, similarity, texts, strict=True)
         ]
 
-    # Deciding
+    # Decisions
 
     def decide(self, numbers: Sequence[int], action: str, label: Sequence[int]) -> list[Decision]:
-        """Keep one decision on some images; they are on the disk when this returns."""
+        """Store one decision on some images. It is on disk when this returns."""
         if action == "label":
             if not self.multi_label and len(label) != 1:
                 raise ConfigError("give one class")
@@ -306,7 +310,7 @@ class Session:
             return self._keep(entries)
 
     def undo(self) -> list[Decision]:
-        """Take back the latest decision, with all that were made together with it."""
+        """Undo the latest decision, with all decisions that were made together with it."""
         with self.lock:
             entries = [Entry(each.image, "undo", undoes=each.number) for each in self.log.last_batch()]
             return self._keep(entries) if entries else []
@@ -318,7 +322,7 @@ class Session:
         return decisions
 
     def _note(self, image: str) -> None:
-        # A decision on an image that is no longer offered is kept and counts for nobody here.
+        # A decision on an image that is no longer in the session is kept in the file, and ignored here.
         if image in self.number_of:
             decision = self.log.current(image)
             self.state[self.number_of[image]] = 0 if decision is None else _STATE_OF[decision.action]
@@ -326,7 +330,7 @@ class Session:
     # Figures
 
     def tally(self) -> dict[str, Any]:
-        """How many images each class has by decisions and by given labels, and how many are in each state."""
+        """The numbers of decided and given labels of each class, and the number of images in each state."""
         with self.lock:
             decided = {image: each for image, each in self.log.all_current().items() if image in self.number_of}
             labels = Counter(
@@ -345,9 +349,9 @@ class Session:
         }
 
     def audit(self) -> dict[str, Any]:
-        """What the predictions are worth, by images that were drawn at random and got a label.
+        """Accuracy of the predictions on images that were drawn at random and then labeled.
 
-        Counted by the decision as it stands in labels.csv: what the model said when it was made.
+        The prediction is the one that labels.csv has for the decision.
         """
         with self.lock:
             judged = [
@@ -379,7 +383,9 @@ class Session:
 
 
 def open_run(folder: Path, who: str | None = None) -> Session:
-    """The unlabeled and the labeled images of a finished run, and what its best model says of the unlabeled ones."""
+    """The unlabeled and the labeled images of a finished run, with the predictions of its best model for the unlabeled
+    ones.
+    """
     run = Run(folder)
     dataset = load_configured(run.settings)
     if dataset.classes != run.classes or dataset.multi_label != run.multi_label:
@@ -398,7 +404,7 @@ def open_run(folder: Path, who: str | None = None) -> Session:
             if row.split == "labeled"
             else None
         )
-        # What the source knows of an unlabeled image stays unknown here.
+        # A label that the source has for an unlabeled image is not used.
         records.append(Record(row.id, by_id[row.id].path, label, by_id[row.id].group))
         given.append(row.split == "labeled")
         probs.append(pseudo_labels.get(row.id, unknown))
@@ -411,7 +417,7 @@ def open_run(folder: Path, who: str | None = None) -> Session:
 
 
 def align_by_history(run: Run, probs: Floats) -> Floats | None:
-    """Eq. (10) with the marginals of the best epoch; None for methods that do not align by class."""
+    """Eq. (10) with the marginals of the best epoch; None for methods without class-specific alignment."""
     needed = ("labeled_marginals", "unlabeled_marginals", "temperatures")
     if any(name not in run.history for name in needed):
         return None
@@ -434,9 +440,9 @@ def align_by_history(run: Run, probs: Floats) -> Floats | None:
 def open_folder(
     data: Path, folder: Path, classes: Sequence[str] = (), who: str | None = None, source: str | None = None
 ) -> Session:
-    """The images of a folder before any training; decisions go into `folder`.
+    """The images of a folder before any training. Decisions are stored in `folder`.
 
-    With `classes` the images need no labels at all. Images that the source sets aside for validation or test stay out.
+    With `classes` the images need no labels. Images in validation or test parts of the source are left out.
     """
     known = _recall(data, folder, classes, source)
     if known["classes"] is not None:
@@ -458,7 +464,7 @@ def open_folder(
 
 
 def _recall(data: Path, folder: Path, classes: Sequence[str], source: str | None) -> dict[str, Any]:
-    """review.json says what is labeled here; another set is refused."""
+    """Read review.json, and refuse to continue the review of other data or classes."""
     clean = list(clean_names((name, "--classes") for name in classes).values()) or None
     if clean is not None and len(clean) < 2:
         raise ConfigError("--classes needs two names or more, separated by commas")
@@ -468,7 +474,7 @@ def _recall(data: Path, folder: Path, classes: Sequence[str], source: str | None
         if clean is None:
             wanted["classes"] = known["classes"]
         if known != wanted:
-            raise ConfigError(f"{folder}: holds the review of other images or classes; give another --out")
+            raise ConfigError(f"{folder}: has a review of other images or classes; give another --out")
         return known
     return wanted
 

@@ -194,8 +194,8 @@ function drawGrid() {
 
 function nothing() {
   const { state } = parameters();
-  return state === "open" ? "Nothing is open here. Choose another state or class, or train on with the labels."
-    : "No image is like that.";
+  return state === "open" ? "No image is open. Choose another state or class, or train with the labels."
+    : "No image matches.";
 }
 
 function drawCard(position) {
@@ -231,7 +231,7 @@ function drawSelection() {
   page.items.forEach((_, position) => drawCard(position));
   $("selected").hidden = page.chosen.size === 0;
   $("selected").replaceChildren(
-    `${page.chosen.size} selected: a label goes to all of them. `,
+    `${page.chosen.size} selected; a label applies to all of them. `,
     element("button", { type: "button", onclick: clearSelection }, "Select none"),
   );
 }
@@ -466,12 +466,12 @@ async function poll() {
   }
 }
 
-// Features are computed beside the page; when they are there, so are neighbours and more orders.
+// Features are computed in the background. Neighbours and more orders need them.
 async function hear({ progress, problem }) {
   const note = $("features");
   if (progress !== null && progress < 1) note.textContent = `Features of images: ${percent(progress)} …`;
   else note.textContent = problem && !page.about.has_features ? "No features" : "";
-  note.title = problem ?? "Neighbours, diversity and suspicious labels come with them.";
+  note.title = problem ?? "They are needed for neighbours, diversity and suspicious labels.";
   if (progress === 1 && !page.about.has_features) {
     const order = $("filters").order.value;
     page.about = await get("/api/session");
@@ -483,7 +483,7 @@ async function hear({ progress, problem }) {
       await restart();
     } else drawChoice(page.items[page.at]);
     await summarise();
-    say("Features are there: neighbours, an order by diversity, and given labels by how suspicious they are.");
+    say("Features are complete: neighbours, an order by diversity, and suspicious given labels are available.");
   }
 }
 

@@ -85,8 +85,8 @@ export function showAudit(about, audit) {
   };
   const { all } = audit;
   const said = all.count
-    ? `Of ${all.count} images that were drawn at random and got a label, ${all.right} have the one that was predicted.`
-    : `One image in ${audit.every} is drawn at random and marked as audit. Their labels say how good the predictions are; those picked for being hard would make them look worse.`;
+    ? `${all.right} of ${all.count} images that were drawn at random and labeled have the predicted label.`
+    : `One image in ${audit.every} is drawn at random and marked as audit. The labels of these images measure the accuracy of the predictions. Images that an order puts first are harder than others, so they are not counted.`;
   const content = [element("p", { class: "note" }, said)];
   if (all.count) {
     content.push(element(
