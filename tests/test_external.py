@@ -131,7 +131,7 @@ def test_a_class_that_is_absent_is_said(tiny_run: Run, elsewhere: Path, tmp_path
     two = shutil.copytree(elsewhere, tmp_path / "two")
     shutil.rmtree(two / "Common")
     external = evaluate_external(tiny_run, two)
-    assert external.remarks == ("no image of common here, so that nothing is known of these",)
+    assert external.remarks == ("no image of common here, so nothing is known about these",)
     assert np.isnan(external.scores.recall[0].value)
     assert write_external(external, tmp_path / "out").is_file()
     assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["scores"]["recall"][0] == [None] * 3
