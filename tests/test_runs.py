@@ -16,6 +16,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,16 +197,22 @@ def _saved_code(path: Path) -> None:
     torch.save({"format": runs._CHECKPOINT_FORMAT, "model": Trap(path.parent / "trap")}, path)
 
 
+def _save(state: dict[str, Any], path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    path.write_bytes(runs.seal_archive(buffer.getvalue()))
+
+
 def _other_config(path: Path) -> None:
     state = torch.load(path, weights_only=True)
     state["config"] = state["config"].replace("seed = 0", "seed = 1")
-    torch.save(state, path)
+    _save(state, path)
 
 
 def _unknown_setting(path: Path) -> None:
     state = torch.load(path, weights_only=True)
     state["config"] = "speed = 3\n" + state["config"]
-    torch.save(state, path)
+    _save(state, path)
 
 
 DAMAGES = [
@@ -230,7 +237,7 @@ def test_a_checkpoint_with_its_settings_in_another_form_goes_on(stopped: Path, t
         r"\[\n([^\]]*?),\n\]", lambda match: f"[{' '.join(match[1].split())}]", state["config"]
     )
     assert changed
-    torch.save(state, path)
+    _save(state, path)
     assert train_tiny(tiny_images, stopped, resume=True).finished
 
 
@@ -330,10 +337,13 @@ def test_flipped_bytes_in_the_history_are_noticed(tiny_run: Run, tmp_path: Path)
         _ = run.history
 
 
-def test_a_full_disk_keeps_the_old_file_and_no_rest(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_up(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     path = tmp_path / "table.csv"
     write_csv(path, ("a",), [["old"]])
-    (tmp_path / ".table.csv.writing").symlink_to("/dev/full")
+    monkeypatch.setattr(os, "fsync", fill_up)
     with pytest.raises(RunError, match=r"table\.csv: no space left on device; free some space"):
         write_csv(path, ("a",), [["new"]] * 10_000)
     assert path.read_text() == "a\nold\n"
@@ -420,6 +430,7 @@ def test_a_folder_in_which_nothing_was_written_is_removed_again(tmp_path: Path) 
 _START = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from tiny import train_tiny
 from csda.errors import RunError
 

@@ -53,7 +53,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Content = TypeVar("Content")
 
-_CHECKPOINT_FORMAT = "csda-checkpoint-2"
+_CHECKPOINT_FORMAT = "csda-checkpoint-3"
+_UNSEALED_FORMAT = "csda-checkpoint-2"
+"""Checkpoints of older versions, without a SHA-256 of the archive."""
 
 _FIRST = ("config.toml", "split.csv", "truth.csv", "environment.json")
 """The files that are final when a run begins."""
@@ -310,8 +312,7 @@ class Run:
         self, row: Mapping[str, Any], arrays: Mapping[str, Array], rows_before: Sequence[Mapping[str, Any]]
     ) -> None:
         """Append this epoch's row to metrics.jsonl, and write its arrays."""
-        with explained(self.folder):
-            (self.folder / "history").mkdir(exist_ok=True)
+        self._make_own("history")
         contents = {
             f"history/{row['epoch']:05d}.npz": _npz(arrays),
             "metrics.jsonl": "".join(json.dumps(_finite(line)) + "\n" for line in (*rows_before, row)).encode(),
@@ -353,7 +354,7 @@ class Run:
         buffer = io.BytesIO()
         head = {"format": _CHECKPOINT_FORMAT, "config": format_config(self.settings), "files": self._epoch_digests}
         torch.save(head | dict(state), buffer)
-        write_whole(self._path("checkpoint.pt"), buffer.getvalue())
+        write_whole(self._path("checkpoint.pt"), seal_archive(buffer.getvalue()))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The state after the last complete epoch, or None."""
@@ -363,17 +364,20 @@ class Run:
         if not self.has_checkpoint:
             return None
         way_out = f"delete {path.name} to start this run from the beginning, or restore the file"
-        stored = io.BytesIO(self._content(path.name))
+        content = self._content(path.name)
         try:
-            with zipfile.ZipFile(stored) as archive:
-                torn = archive.testzip()
-            stored.seek(0)
-            state: dict[str, Any] | None = None if torn else torch.load(stored, map_location="cpu", weights_only=True)
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                sealed = content == seal_archive(content[: -2 - len(archive.comment)] + b"\0\0")
+                whole = sealed or (not archive.comment and archive.testzip() is None)
+            loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True) if whole else None
         except Exception as error:  # any error of zipfile or the unpickler on a damaged file
             raise RunError(f"{path}: damaged ({type(error).__name__}); {way_out}") from None
-        if state is None:
+        state: dict[str, Any] = loaded if isinstance(loaded, dict) else {}
+        form = state.get("format")
+        if not whole or (form == _CHECKPOINT_FORMAT and not sealed):
             raise RunError(f"{path}: damaged (wrong checksum); {way_out}")
-        if not isinstance(state, dict) or state.get("format") != _CHECKPOINT_FORMAT:
+        is_ours = isinstance(state.get("config"), str) and isinstance(state.get("epoch"), int)
+        if form not in (_CHECKPOINT_FORMAT, _UNSEALED_FORMAT) or not is_ours:
             raise RunError(f"{path}: not a checkpoint of csda; {way_out}")
         try:
             same = parse_config(state["config"]) == self.settings
@@ -381,8 +385,8 @@ class Run:
             same = False
         if not same:
             raise RunError(f"{path}: belongs to a run with another config.toml; {way_out}")
-        whole = (self._path(f"history/{epoch:05d}.npz").is_file() for epoch in range(1, state["epoch"] + 1))
-        if len(self.metrics) < state["epoch"] or not all(whole):
+        kept = (self._path(f"history/{epoch:05d}.npz").is_file() for epoch in range(1, state["epoch"] + 1))
+        if len(self.metrics) < state["epoch"] or not all(kept):
             raise RunError(f"{self.folder}: metrics.jsonl or history/ lacks epochs that {path.name} has; {way_out}")
         # Checkpoints of older versions have no checksums of their epochs' files.
         self._epoch_digests = dict(state.get("files", {}))
@@ -425,9 +429,8 @@ class Run:
 
         They can be made again at any time, so they are not in the manifest. Each ends with its own checksum.
         """
-        folder = self.folder / "figures"
+        folder = self._make_own("figures")
         with explained(folder):
-            folder.mkdir(exist_ok=True)
             for old in folder.glob("*.svg"):
                 if old.stem not in figures:
                     old.unlink()
@@ -461,6 +464,15 @@ class Run:
 
     def _path(self, name: str) -> Path:
         return self.folder / name
+
+    def _make_own(self, name: str) -> Path:
+        """A folder inside of the run folder, made if it is missing. A link is refused, whose files are elsewhere."""
+        folder = self._path(name)
+        if folder.is_symlink():
+            raise RunError(f"{folder}: a link, and files would be written and deleted where it leads; remove it")
+        with explained(folder):
+            folder.mkdir(exist_ok=True)
+        return folder
 
     def _write_with_manifest(self, last: str, content: Mapping[str, Any], names: Sequence[str]) -> None:
         """Write all but the last of these files, then manifest.json, then the last, which marks them as complete."""
@@ -703,6 +715,16 @@ def _is_sealed(content: bytes) -> bool:
     return end >= 0 and content[end:] == _seal_of(content[:end]).encode()
 
 
+def seal_archive(archive: bytes) -> bytes:
+    """Write the SHA-256 of a ZIP archive as its comment, which other readers of archives skip.
+
+    The checksums of an archive are of the content of its files. What a reader makes of a directory of files, in which a
+    bit has flipped, they do not say.
+    """
+    comment = f"sha256 {hashlib.sha256(archive).hexdigest()}".encode()
+    return archive[:-2] + len(comment).to_bytes(2, "little") + comment
+
+
 def _describe(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
@@ -793,8 +815,9 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     """Write a file so that it is complete or absent, also after a crash or on a full disk."""
     temporary = path.with_name(f".{path.name}.writing")
     with explained(path):
+        temporary.unlink(missing_ok=True)  # of a write that was interrupted; a link or pipe there is not followed
         try:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())

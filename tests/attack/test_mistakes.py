@@ -150,6 +150,17 @@ def test_a_mistake_in_an_experiment(text: str, csda: Command, tmp_path: Path) ->
     assert "pydantic" not in answer[2]
 
 
+def test_a_pipe_in_the_place_of_an_experiment_or_a_review(csda: Command, tiny_images: Path, tmp_path: Path) -> None:
+    for name in ("mine.toml", "review.json"):
+        os.mkfifo(tmp_path / name)
+    for words in (
+        ("reproduce", tmp_path / "mine.toml"),
+        ("labels", "export", tmp_path),
+        ("train", tiny_images, "--labels-from", tmp_path, "--out", tmp_path / "run"),
+    ):
+        assert is_one_sentence(csda(*words)), words
+
+
 def test_a_second_grid_on_the_same_runs(csda: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that another process is training is named, with what to do; `reproduce` has no --resume."""
     text = 'title = "t"\nlabels = ["150"]\nseeds = [0]\nrows = [{method = "baseline"}]\n'

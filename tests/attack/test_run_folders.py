@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from commands import Command, is_one_sentence
+from csda import runs
+from csda.errors import RunError
 from tiny import InterruptedReporter, arguments, train_tiny
 
 MUTATIONS: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
@@ -199,6 +202,48 @@ def test_an_interrupted_run_is_compared_with_its_checksums(csda: Command, interr
         # Of a checkpoint what is read has checksums, and the rest of the archive has none.
         if mutation == "a bit flipped" and name != "checkpoint.pt":
             assert is_one_sentence(csda("report", "--verify", folder)), name
+
+
+def test_a_damaged_directory_of_a_checkpoint_is_refused(interrupted: Path, tmp_path: Path) -> None:
+    """The attributes of a file in an archive are under no checksum of it: with 0x10 among them torch reads no bytes of
+    the file, and makes a tensor of whatever its memory held."""
+    folder = Path(shutil.copytree(interrupted, tmp_path / "run"))
+    whole = (folder / "checkpoint.pt").read_bytes()
+    begins = [match.start() for match in re.finditer(rb"PK\x01\x02", whole)]
+    assert len(begins) > 20
+    for begin in begins:
+        (folder / "checkpoint.pt").write_bytes(whole[: begin + 38] + b"\x10" + whole[begin + 39 :])
+        with pytest.raises(RunError, match=r"checkpoint\.pt: damaged \(wrong checksum\)"):
+            runs.Run(folder).load_checkpoint()
+
+
+def test_a_checkpoint_of_an_older_version_is_resumed(
+    interrupted: Path, finished: Path, tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_CHECKPOINT_FORMAT", runs._UNSEALED_FORMAT)
+    monkeypatch.setattr(runs, "seal_archive", lambda archive: archive)
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(tiny_images, tmp_path / "run", reporter=InterruptedReporter(2), backbone="small")
+    monkeypatch.undo()
+    run = train_tiny(tiny_images, tmp_path / "run", resume=True, backbone="small")
+    assert all((run.folder / name).read_bytes() == (finished / name).read_bytes() for name in NUMBERS)
+
+
+def test_nothing_is_written_or_deleted_where_a_link_leads(csda: Command, finished: Path, tmp_path: Path) -> None:
+    """Of a run that somebody else made: links and pipes in the place of files that are about to be written."""
+    folder, mine = Path(shutil.copytree(finished, tmp_path / "run")), tmp_path / "mine"
+    mine.mkdir()
+    (mine / "drawing.svg").write_text("mine")
+    (folder / ".report.html.writing").symlink_to(mine / "drawing.svg")
+    assert csda("report", folder)[0] == 0
+    os.mkfifo(folder / ".report.html.writing")
+    assert csda("report", folder)[0] == 0
+    shutil.rmtree(folder / "figures")
+    (folder / "figures").symlink_to(mine)
+    answer = csda("report", folder)
+    assert is_one_sentence(answer)
+    assert answer[2].startswith(f"csda: {folder / 'figures'}: a link")
+    assert {path.name: path.read_text() for path in mine.iterdir()} == {"drawing.svg": "mine"}
 
 
 def test_what_is_missing_of_a_begun_run_is_to_be_restored(csda: Command, interrupted: Path, tmp_path: Path) -> None:

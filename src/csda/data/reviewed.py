@@ -11,6 +11,7 @@ from typing import Any
 
 from csda.data.decisions import Decision, read_decisions
 from csda.data.records import Dataset, Record, Split
+from csda.data.regular import open_regular
 from csda.data.splits import SplitRow, label_text, parse_label, read_rows, read_split
 from csda.errors import DataError, RunError
 
@@ -22,7 +23,8 @@ def read_review(folder: Path) -> dict[str, Any]:
     """Data, classes (None if the data has them) and source of a review before any training."""
     path = folder / REVIEW_FILE
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            known = json.loads(file.readall())
         classes = known["classes"]
         texts = [known["data"], *([] if known["source"] is None else [known["source"]]), *(classes or [])]
         whole = known.keys() == {"data", "classes", "source"} and all(isinstance(text, str) for text in texts)

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from csda.config import Setting, Settings, explain_findings, load_toml
 from csda.data import recognise
+from csda.data.regular import open_regular
 from csda.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -109,7 +110,8 @@ def read_experiment(name: str) -> tuple[str, Experiment]:
     """Read an experiment of this folder by name, or any by its file."""
     path = Path(name) if name.endswith(".toml") else HERE / f"{name}.toml"
     try:
-        return path.stem, Experiment(**load_toml(path.read_text(encoding="utf-8")))
+        with open_regular(path) as file:
+            return path.stem, Experiment(**load_toml(file.readall().decode()))
     except FileNotFoundError:
         known = ", ".join(sorted(file.stem for file in HERE.glob("*.toml")))
         raise ConfigError(f"{name}: no such experiment; there are: {known}") from None
