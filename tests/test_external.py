@@ -112,7 +112,7 @@ def test_the_folder_of_an_evaluation_holds_what_was_printed(
 def test_sets_that_do_not_fit_are_refused(tiny_run: Run, elsewhere: Path, tiny_images: Path, tmp_path: Path) -> None:
     other = shutil.copytree(elsewhere, tmp_path / "other")
     (other / "RARE").rename(other / "unheard of")
-    with pytest.raises(DataError, match="the run knows no class unheard of, only common, label, rare; rename or leave"):
+    with pytest.raises(DataError, match="the run has no class unheard of, only common, label, rare; rename or leave"):
         evaluate_external(tiny_run, other)
     broken = shutil.copytree(elsewhere, tmp_path / "broken")
     (broken / "label" / "00.png").write_bytes(b"no image")

@@ -40,7 +40,7 @@ COVERAGE = 0.9
 """The default coverage."""
 
 LEAST = 5
-"""A label gets its own threshold if at least so many images have it and as many do not."""
+"""A label gets its own threshold if at least this many images have it, and at least this many do not."""
 
 SMALLEST = 1e-12
 HOTTEST = 20.0
@@ -168,7 +168,9 @@ def fit(probs: Array, labels: Array, fitted_on: str = "validation") -> Calibrati
     remarks = []
     levels = [level for coverage in COVERAGES if (level := _fit_limits(calibrated, labels, coverage)) is not None]
     if not any(math.isclose(level.coverage, COVERAGE) for level in levels):
-        remarks.append(f"{len(labels)} images are too few for sets that cover {COVERAGE:.0%}; nothing is called unsure")
+        remarks.append(
+            f"{len(labels)} images are too few for sets that cover {COVERAGE:.0%}; no image is marked as unsure"
+        )
     if not multi_label and (absent := int((np.bincount(labels, minlength=probs.shape[1]) == 0).sum())):
         remarks.append(f"{absent} of the classes have no image here, so the coverage does not hold for them")
     return Calibration(

@@ -194,7 +194,7 @@ def predict(
     if not Run(run).finished:
         remark = "not finished; this is its best model so far"
     elif (fitted := Run(run).calibration) is None or fitted.remarks:
-        remark = "; ".join(fitted.remarks) if fitted else "not calibrated; nothing is called unsure"
+        remark = "; ".join(fitted.remarks) if fitted else "not calibrated; no image is marked as unsure"
     with choose_reporter(quiet) as reporter:
         done = predict_table(
             run,

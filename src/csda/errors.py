@@ -34,7 +34,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn an operating system error on this path into a message with the way out."""
+    """Turn an operating system error on this path into a message that says what to do."""
     try:
         yield
     except OSError as error:

@@ -69,7 +69,7 @@ def _translate(dataset: Dataset, records: list[Record], run: Run) -> list[Label]
     unknown = [dataset.classes[each] for each in sorted(used) if places[each] is None]
     if unknown:
         raise DataError(
-            f"{dataset.root}: the run knows no class {', '.join(unknown)}, only {', '.join(run.classes)}; "
+            f"{dataset.root}: the run has no class {', '.join(unknown)}, only {', '.join(run.classes)}; "
             "rename or leave out these images"
         )
     labels: list[Label] = []

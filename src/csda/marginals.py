@@ -274,7 +274,7 @@ class ClassMarginals(nn.Module):
 
     @torch.no_grad()
     def temperatures(self) -> Tensor:
-        """Eq. (14). T [n], or the constant that stands in its place."""
+        """Eq. (14). T [n], or the constant that is used instead."""
         if self.temperature == "adaptive":
             return temperatures(self.labeled_confidence, self.temperature_floor)
         if self.temperature == "unlabeled":

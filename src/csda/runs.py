@@ -123,7 +123,7 @@ class Run:
         environment = self._json("environment.json", {"classes": list, "multi_label": bool, "remarks": list})
         texts = [*environment["classes"], *environment["remarks"]]
         if not environment["classes"] or not all(isinstance(text, str) for text in texts):
-            raise self._damaged("environment.json", "classes or remarks are no texts")
+            raise self._damaged("environment.json", "a class or remark is not text")
         return environment
 
     @cached_property
@@ -133,7 +133,7 @@ class Run:
             raise self._damaged("result.json", f"best_epoch = {result['best_epoch']} of {len(self.metrics)} epochs")
         for key, value in result.items():
             if not (_is_control(value) if key == "control" else _is_figure(value)):
-                raise self._damaged("result.json", f"{key} is no number")
+                raise self._damaged("result.json", f"{key} is not a number")
         return result
 
     @property
@@ -248,7 +248,7 @@ class Run:
             names, maps = arrays.get("map_ids", np.empty(0)).tolist(), arrays.get("maps", np.empty((0, 1, 1)))
             classes = arrays.get("map_classes", np.empty(0)).tolist()
             if maps.ndim != 3 or (names and maps.dtype != np.uint8):
-                raise ValueError("maps that are none")
+                raise ValueError("maps of another shape or type")
             return Thumbnails(pictures, dict(zip(zip(names, classes, strict=True), maps, strict=True)))
 
     def labels_of(self, split: str) -> npt.NDArray[np.int64]:
@@ -395,7 +395,9 @@ class Run:
             # Epochs after the checkpoint are computed again.
             content = b"".join(lines[: state["epoch"]] if name == "metrics.jsonl" else lines)
             if hashlib.sha256(content).hexdigest() != digest:
-                raise RunError(f"{self._path(name)}: not as {path.name} knows it; restore it, or {way_out}")
+                raise RunError(
+                    f"{self._path(name)}: its checksum is not the one in {path.name}; restore it, or {way_out}"
+                )
         return state
 
     def epoch_arrays(self, epoch: int) -> dict[str, Array]:
@@ -673,7 +675,7 @@ def _occupied(folder: Path) -> bool:
 
 
 def require_unused(folder: Path) -> None:
-    """Refuse a folder with any content, except for the rest of a run that was interrupted while it began."""
+    """Refuse a folder with any content, except for what a run leaves that was interrupted while it began."""
     with explained(folder):
         if not folder.exists() or not _occupied(folder):
             return

@@ -97,7 +97,7 @@ def test_a_model_of_vectors_takes_no_images(
         ["predict", str(run.folder), str(tiny_images), "--out", str(out)],
         ["evaluate", str(run.folder), str(tiny_images)],
     ):
-        with pytest.raises(CsdaError, match=r"trained on feature vectors, so it takes no images|knows no class"):
+        with pytest.raises(CsdaError, match=r"trained on feature vectors, so it takes no images|has no class"):
             app(words, standalone_mode=False)
     with pytest.raises(RunError, match="trained on feature vectors"):
         export(run, "torch", tmp_path / "model")

@@ -162,9 +162,9 @@ def test_one_of_several_tables_is_named(images: Path) -> None:
     ("text", "message"),
     [
         ("image,label\nz.png,nv\n", "row 2: no image is called 'z.png'"),
-        ("image,label\na,nv\n../a.png,nv\n", "row 3: '../a.png' leads out of"),
-        ("image,label\n/etc/a.png,nv\n", "row 2: '/etc/a.png' leads out of"),
-        ("image,label\na,nv\nb,bcc\na.png,bcc\n", r"row 4: says otherwise of a.png than row 2"),
+        ("image,label\na,nv\n../a.png,nv\n", "row 3: '../a.png' is outside of"),
+        ("image,label\n/etc/a.png,nv\n", "row 2: '/etc/a.png' is outside of"),
+        ("image,label\na,nv\nb,bcc\na.png,bcc\n", r"row 4: differs from row 2 for a.png"),
         ("image,label\na,nv\nb, NV\n", "row 3: class ' NV' differs from 'nv' .*row 2. only in case or blanks"),
         ("image,label,split\na,nv,holdout\n", "row 2: 'holdout' is not a part"),
         ("image,x,y\na,1,0\nb,1,\n", "row 3: '' in column `y`; write 0 or 1"),

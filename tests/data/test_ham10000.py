@@ -161,7 +161,7 @@ def test_list_that_cannot_be(ham: Path) -> None:
     with pytest.raises(DataError, match=r"Val.txt, row 1: .* has another label in the metadata"):
         load_dataset(ham, split=lists)
     (lists / "Extra.txt").touch()
-    with pytest.raises(DataError, match=r"Extra.txt: its name does not tell the part"):
+    with pytest.raises(DataError, match=r"Extra.txt: its name does not say which part it is"):
         load_dataset(ham, split=lists)
 
 
@@ -170,7 +170,7 @@ def test_list_that_cannot_be(ham: Path) -> None:
     [
         (f"HAM_1,{name(0)},melanom,,,,", "row 282: 'melanom' is not a diagnosis of HAM10000"),
         ("HAM_1,ISIC_9999999,mel,,,,", "row 282: no image is called 'ISIC_9999999'"),
-        (f"HAM_1,{name(0)},mel,,,,", f"row 282: says otherwise of {name(0)} than row 2"),
+        (f"HAM_1,{name(0)},mel,,,,", f"row 282: differs from row 2 for {name(0)}"),
     ],
 )
 def test_metadata_that_cannot_be(row: str, message: str, ham: Path) -> None:

@@ -85,7 +85,7 @@ def test_official_lists(nih: Path) -> None:
     ("line", "message"),
     [
         (row(5, 0, "Measles"), "row 7: 'Measles' are not findings of ChestX-ray14"),
-        (row(1, 0, "Mass"), "row 7: says otherwise of 00000001_000.png than row 2"),
+        (row(1, 0, "Mass"), "row 7: differs from row 2 for 00000001_000.png"),
         ("00000001_002.png,Mass\n", "row 7: 2 cells where the header has 11"),
     ],
 )

@@ -152,8 +152,8 @@ def test_a_file_is_taken_whole_but_for_the_classifier(calls: list[bool], tmp_pat
     encoder.load_state_dict(weights)
     assert encoder[0][1].conv.weight.equal(tensors["conv.weight"])
     for change, message in (
-        ({"conv.bias": None}, "since conv.bias is missing"),
-        ({"conv.bias": torch.zeros(3)}, "since conv.bias is [3], not [24]"),
+        ({"conv.bias": None}, "because conv.bias is missing"),
+        ({"conv.bias": torch.zeros(3)}, "because conv.bias is [3], not [24]"),
         ({"neck.weight": torch.zeros(3)}, "which has no neck.weight"),
     ):
         save_file({name: value for name, value in (tensors | change).items() if value is not None}, file)

@@ -161,11 +161,11 @@ Change = Callable[[dict[str, Tensor]], object]
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda tensors: tensors.clear(), "since features.0.0.weight is missing"),
-        (lambda tensors: tensors.pop("features.3.conv.1.1.running_var"), "since features.3.conv.1.1.running_var is m"),
+        (lambda tensors: tensors.clear(), "because features.0.0.weight is missing"),
+        (lambda tensors: tensors.pop("features.3.conv.1.1.running_var"), "because features.3.conv.1.1.running_var is"),
         (
             lambda tensors: tensors.update({"features.2.conv.2.weight": torch.zeros(24, 96)}),
-            "since features.2.conv.2.weight is [24, 96], not [24, 96, 1, 1]",
+            "because features.2.conv.2.weight is [24, 96], not [24, 96, 1, 1]",
         ),
         (lambda tensors: tensors.update({"features.19.0.weight": torch.zeros(3)}), "which has no features.19.0.weight"),
     ],
@@ -189,13 +189,13 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
     for name, problem in {
         "absent.pth": "does not exist",
         "absent.safetensors": "does not exist",
-        "noise.pth": "no file of weights (",
-        "noise.safetensors": "no file of weights (",
-        "module.pth": "no file of weights (UnpicklingError)",
-        "list.pth": "holds other things than tensors",
-        "nested.pth": "holds other things than tensors",
+        "noise.pth": "not a weights file (",
+        "noise.safetensors": "not a weights file (",
+        "module.pth": "not a weights file (UnpicklingError)",
+        "list.pth": "contains other objects than tensors",
+        "nested.pth": "contains other objects than tensors",
         "": "is not a file; give the file of weights with weights=FILE",
-        "a\0b": "no file of weights (",
+        "a\0b": "not a weights file (",
     }.items():
         with pytest.raises(ConfigError, match=re.escape(f"{tmp_path / name}: {problem}")) as caught:
             read_weights("mobilenet_v2", False, str(tmp_path / name))

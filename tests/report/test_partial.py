@@ -200,5 +200,5 @@ def test_controls_stand_beside_the_number(make_run: MakeRun) -> None:
     assert "This is one seed on one split." in page
     for damaged in ({"control": 3}, {"control": {"linear_probe": 3}}, {"control": {"linear_probe": {"auc": "x"}}}):
         (folder / "result.json").write_text(json.dumps(result | damaged))
-        with pytest.raises(RunError, match="control is no number"):
+        with pytest.raises(RunError, match="control is not a number"):
             _ = Run(folder).result

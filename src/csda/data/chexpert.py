@@ -115,7 +115,7 @@ def _read_views(path: Path, uncertain: Uncertain) -> list[_View]:
         values = [CELLS.get(cells[position].strip()) for position in label_at]
         if None in values:
             name = CLASSES[values.index(None)]
-            raise DataError(f"{where}: column `{name}` holds neither 1, 0, -1 nor nothing")
+            raise DataError(f"{where}: column `{name}` must be 1, 0, -1 or empty")
         positive = (1, -1) if uncertain == "ones" else (1,)
         label = tuple(position for position, value in enumerate(values) if value in positive)
         view = _View(image[0], None if uncertain == "remove" and -1 in values else label)
@@ -143,7 +143,7 @@ def _with_lists(root: Path, training: list[_View], lists: Sequence[Path], labels
     for part, path in sorted_lists:
         for row, name, flags in read_flags(path, len(CLASSES)):
             if name not in views:
-                raise DataError(f"{path}, row {row}: {name} is no frontal view of train.csv")
+                raise DataError(f"{path}, row {row}: {name} is not a frontal view of train.csv")
             if parts.setdefault(name, part) in held_out and parts[name] != part:
                 raise DataError(f"{path}, row {row}: {name} is in the {parts[name]} list, too")
             relabeled.setdefault(name, tuple(sorted(CLASSES.index(LATENT_MIXING_ORDER[flag]) for flag in flags)))

@@ -62,7 +62,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     if size > MAX_TEXT:
-        raise DataError(f"{path} has {size:,} bytes, more than the {MAX_TEXT:,} of any table; name another file")
+        raise DataError(f"{path} has {size:,} bytes, more than the limit of {MAX_TEXT:,}; name another file")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -138,7 +138,7 @@ def sort_lists(paths: Sequence[Path], pattern: str, names: str, labels: str | No
     for path in paths:
         match = re.fullmatch(pattern, path.stem.lower())
         if match is None:
-            raise DataError(f"{path}: its name does not tell the part; rename it to {names}")
+            raise DataError(f"{path}: its name does not say which part it is; rename it to {names}")
         if match["held"]:
             held_out["val" if match["held"] == "val" else "test"] = path
         else:
@@ -153,7 +153,7 @@ def enter(entries: dict[str, tuple[int, Entry]], name: str, entry: Entry, table:
     """Add the value of an image from a row of a table. Other rows must have the same value."""
     first_row, first = entries.setdefault(name, (row, entry))
     if entry != first:
-        raise DataError(f"{table}, row {row}: says otherwise of {name} than row {first_row}; keep one of the two")
+        raise DataError(f"{table}, row {row}: differs from row {first_row} for {name}; keep one of the two")
 
 
 def fold_name(name: str) -> str:

@@ -390,7 +390,7 @@ def _kept(count: int, keep: int) -> int:
 def _per_class_targets(
     dataset: Dataset, limits: Mapping[int, int], budget: Budget
 ) -> tuple[dict[int, int], int | None]:
-    """Exactly `wanted` images of each class; in a multi-label set at least so many positives of each label."""
+    """Exactly `wanted` images of each class; in a multi-label set at least that many positives of each label."""
     scarcest = min(limits.keys() - {_NOTHING}, key=lambda stratum: limits[stratum], default=None)
     if scarcest is not None and limits[scarcest] < budget.amount:
         raise DataError(

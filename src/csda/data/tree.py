@@ -33,7 +33,7 @@ class ImageTree:
             self._list_names()
         path = _normal(name.strip().replace("\\", "/").removeprefix("./"))
         if path.startswith("/") or ".." in path.split("/"):
-            raise DataError(f"{where}: {name!r} leads out of {self.root}; give paths relative to that folder")
+            raise DataError(f"{where}: {name!r} is outside of {self.root}; give paths relative to that folder")
         found = self._by_name.get(path) or self._by_name.get(path.removeprefix(f"{self.root.name}/"), [])
         if len(found) > 1:
             exact = [image for image in found if image == name.strip()]

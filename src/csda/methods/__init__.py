@@ -38,7 +38,7 @@ class Entry:
     on_features: bool = True
     """Whether it can learn from features instead of images."""
     steps: bool = True
-    """Whether it is trained in steps; otherwise it is a head on frozen features that is fitted in one go."""
+    """Whether it is trained in steps; otherwise it is a head on frozen features that is fitted directly."""
 
 
 _PLAIN = {"align": "none", "queue": "none", "teacher": "none"}

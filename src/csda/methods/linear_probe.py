@@ -1,6 +1,6 @@
 """Logistic regression on frozen features: the control for a pretrained network that is not trained further.
 
-It is fitted in one go, without steps. Every training on frozen features starts with this head.
+It is fitted directly, without steps. Every training on frozen features starts with this head.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def resnet18(image_size: int, channels: int, dropout: float = 0.5) -> Encoder:
 
 
 VECTORS = "vectors:"
-"""Followed by a width: no network, samples are feature vectors already."""
+"""Followed by a width. There is no network, because samples are feature vectors."""
 
 BACKBONES: dict[str, Callable[[int, int, float], Encoder]] = {
     "alexnet": alexnet,

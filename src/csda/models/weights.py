@@ -124,10 +124,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ConfigError(f"{path}: does not exist; give the file of weights with weights=FILE") from None
     except Exception as error:  # any error of the readers on a file of another kind
         raise ConfigError(
-            f"{path}: no file of weights ({type(error).__name__}); give a .safetensors or .pth file of tensors by name"
+            f"{path}: not a weights file ({type(error).__name__}); give a .safetensors or .pth file of tensors by name"
         ) from None
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise ConfigError(f"{path}: holds other things than tensors by name; give a state dict")
+        raise ConfigError(f"{path}: contains other objects than tensors by name; give a state dict")
     return tensors
 
 
@@ -173,11 +173,11 @@ def _choose(
     left, chosen = dict(tensors), {}
     for name, (key, own) in wanted.items():
         if key not in left:
-            raise ConfigError(f"{path}: does not fit {backbone}, since {key} is missing; give another file")
+            raise ConfigError(f"{path}: does not fit {backbone}, because {key} is missing; give another file")
         chosen[name] = left.pop(key)
         if (shape := chosen[name].shape) != own.shape:
             raise ConfigError(
-                f"{path}: does not fit {backbone}, since {key} is {list(shape)}, not {list(own.shape)}; "
+                f"{path}: does not fit {backbone}, because {key} is {list(shape)}, not {list(own.shape)}; "
                 "give another file"
             )
     for key in left:
