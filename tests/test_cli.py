@@ -244,6 +244,15 @@ def test_unknown_options_are_refused(csda: Command) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("group", [[], ["data"], ["labels"], ["weights"], ["cache"], ["bench"]])
+def test_lists_of_commands_have_whole_sentences(csda: Command, group: list[str]) -> None:
+    """What does not fit is cut by the help itself, and ends with three dots."""
+    _, output, _ = csda(*group, "--help")
+    lines = output.partition("Commands:\n")[2].splitlines()
+    assert lines
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
 def test_version(csda: Command) -> None:
     code, output, _ = csda("--version")
     assert code == 0

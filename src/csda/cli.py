@@ -26,8 +26,8 @@ weights_app = typer.Typer(rich_markup_mode=None)
 labels_app = typer.Typer(help="Labels from the review page.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(labels_app, name="labels")
-app.add_typer(weights_app, name="weights")
-app.add_typer(cache_app, name="cache")
+app.add_typer(weights_app, name="weights", short_help="List or download published weights.")
+app.add_typer(cache_app, name="cache", short_help="Show or clear the cache.")
 app.add_typer(bench_app, name="bench")
 
 Data = Annotated[str | None, typer.Argument(help="Folder of images.  [default: drawn images, 'synthetic']")]
@@ -62,7 +62,7 @@ def options(
     pass
 
 
-@app.command()
+@app.command(short_help="Train a classifier and write a run folder.")
 def train(
     data: Data = None,
     method: Annotated[
@@ -117,7 +117,7 @@ def train(
         print(f"What the new labels changed: {page}")
 
 
-@app.command()
+@app.command(short_help="Print the figures of a run, on any labeled images.")
 def evaluate(
     run: RunFolder,
     data: Annotated[
@@ -158,7 +158,7 @@ def evaluate(
         print(f"Report: {write_external(external, out)}")
 
 
-@app.command()
+@app.command(short_help="Classify images and write a CSV.")
 def predict(
     run: RunFolder,
     images: Annotated[
@@ -217,7 +217,7 @@ def predict(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="Write the report of a run, or compare several.")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
     out: Annotated[Path | None, typer.Option(help="Page to write for several runs.")] = None,
@@ -241,7 +241,7 @@ def report(
         print(write_comparison(runs, out or Path("comparison.html"), images=not no_images))
 
 
-@app.command()
+@app.command(short_help="Export a model to ONNX, torch or MONAI.")
 def export(
     run: RunFolder,
     to: Annotated[Literal["onnx", "torch", "monai"], typer.Option(help="ONNX, torch.export, or a MONAI bundle.")],
@@ -304,7 +304,7 @@ def review(
         session.close()
 
 
-@app.command("simulate-review")
+@app.command("simulate-review", short_help="Compare orders of the review page.")
 def simulate_review(
     data: Annotated[str, typer.Argument(help="Folder of labeled images.")],
     first: Annotated[int, typer.Option(min=2, help="Labels to begin with, drawn at random.")] = 200,
@@ -330,7 +330,7 @@ def simulate_review(
     print(write_simulation(rows, plan, data, command, out))
 
 
-@app.command("compare-estimators")
+@app.command("compare-estimators", short_help="Compare with classifiers of scikit-learn.")
 def compare_estimators(
     data: Annotated[list[str], typer.Argument(help="Folders of labeled images.")],
     labels: Annotated[list[int] | None, typer.Option(min=2, help="Labels to keep; repeatable.  [default: 50]")] = None,
@@ -355,7 +355,7 @@ def compare_estimators(
     print(write_comparison(rows, command, image_size, out))
 
 
-@labels_app.command("export")
+@labels_app.command("export", short_help="Write all labels as a CSV.")
 def labels_export(
     what: Annotated[Path, typer.Argument(metavar="RUN|REVIEW", help="A run or review folder.")],
     out: Annotated[Path | None, typer.Option(help="CSV to write.  [default: print it]")] = None,
@@ -389,7 +389,7 @@ def labels_export(
         print(f"{sum(bool(label) for _, label, *_ in rows)} of {len(rows)} images have a label in {out}")
 
 
-@app.command()
+@app.command(short_help="List methods, or the settings of one.")
 def methods(
     name: Annotated[str | None, typer.Argument(help="Method to show the settings of.")] = None,
     preset: Preset = None,
@@ -407,7 +407,7 @@ def methods(
     _print(settings_table(configure(chosen), configure({**chosen, "preset": "paper"}), every=every))
 
 
-@app.command()
+@app.command(short_help="Train on drawn images, in minutes.")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Of data, split and training.")] = 0,
@@ -422,7 +422,7 @@ def demo(
     run_demo(out, seed, choose_reporter(quiet), parse_assignments(settings or []))
 
 
-@app.command()
+@app.command(short_help="Train grids of runs and write their tables.")
 def reproduce(
     names: Annotated[list[str], typer.Argument(help="Names of experiments of the package, or TOML files.")],
     data: Annotated[str | None, typer.Option(help="Folder of images, for experiments without drawn images.")] = None,
@@ -479,7 +479,7 @@ def reproduce(
         print(page)
 
 
-@data_app.command("check")
+@data_app.command("check", short_help="Print what would stop a training.")
 def data_check(
     data: Annotated[str, typer.Argument(help="Folder of images.")],
     source: Annotated[str | None, typer.Option(help="Format of the folder.  [default: recognised]")] = None,
@@ -510,7 +510,7 @@ def weights(context: typer.Context) -> None:
         _print(weights_table())
 
 
-@weights_app.command("get")
+@weights_app.command("get", short_help="Download the weights of a backbone.")
 def weights_get(name: Annotated[str, typer.Argument(help="Backbone, as listed by `csda weights`.")]) -> None:
     """Download the weights of a backbone from their publisher, check their SHA-256 and keep them in the cache."""
     from csda.models.weights import fetch_weights
@@ -537,7 +537,7 @@ def cache_clear() -> None:
     print(f"{format_size(clear_cache(default_cache()))} freed in {default_cache()}")
 
 
-@bench_app.command("step")
+@bench_app.command("step", short_help="Time a step of each method.")
 def bench_step(
     preset: Preset = None,
     settings: Assignments = None,
@@ -562,7 +562,7 @@ def bench_step(
     _keep_and_show(bench_step(chosen, parts=parts, data=data, rounds=rounds, seconds=seconds), out)
 
 
-@bench_app.command("scale")
+@bench_app.command("scale", short_help="Time a step for more data, classes and slots.")
 def bench_scale(
     preset: Preset = None,
     settings: Assignments = None,
@@ -577,7 +577,7 @@ def bench_scale(
     _keep_and_show([bench_scale(_with_preset(settings, preset), rounds=rounds, seconds=seconds)], out)
 
 
-@bench_app.command("recipe")
+@bench_app.command("recipe", short_help="Time fine-tuning with the preset strong.")
 def bench_recipe(
     settings: Assignments = None,
     rounds: Rounds = 10,
@@ -591,7 +591,7 @@ def bench_recipe(
     _keep_and_show(bench_recipe(_with_preset(settings, None), rounds=rounds, seconds=seconds), out)
 
 
-@bench_app.command("data")
+@bench_app.command("data", short_help="Time decoding and a warm start.")
 def bench_data(
     data: Annotated[Path, typer.Argument(help="Folder of images.")],
     out: FiguresFile = None,
@@ -603,7 +603,7 @@ def bench_data(
     _keep_and_show([bench_data(data)], out)
 
 
-@bench_app.command("predict")
+@bench_app.command("predict", short_help="Time predictions of image files.")
 def bench_predict(
     data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn images]")] = None,
     preset: Preset = None,
@@ -620,7 +620,7 @@ def bench_predict(
     _keep_and_show([bench_predict(chosen, data=data, images=images, rounds=rounds)], out)
 
 
-@bench_app.command("features")
+@bench_app.command("features", short_help="Time the features of a frozen network.")
 def bench_features(
     data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn images]")] = None,
     settings: Assignments = None,
@@ -635,7 +635,7 @@ def bench_features(
     _keep_and_show([bench_features(parse_assignments(settings or []), data, rounds)], out)
 
 
-@bench_app.command("review")
+@bench_app.command("review", short_help="Time the review page.")
 def bench_review(
     images: Annotated[int, typer.Option(min=100, help="Number of images on the page.")] = 100_000,
     labels: Annotated[int, typer.Option(min=10, help="Number of labels to send.")] = 200,

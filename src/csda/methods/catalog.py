@@ -67,13 +67,15 @@ def settings_table(here: RunConfig, paper: RunConfig, *, every: bool = False) ->
 
 
 def weights_table() -> Table:
-    """A table of the backbones: where their published weights are, or how to get them."""
+    """A table of the backbones: whether their published weights are installed, or how to get them."""
+    from csda.models.download import Download
     from csda.models.weights import PUBLISHED, find_weights
 
-    table = _table("backbone", "at hand", "size", "source", "licence")
+    table = _table("backbone", "installed", "size", "source", "licence")
     for name, published in PUBLISHED.items():
         try:
-            place = str(find_weights(name))
+            file = find_weights(name)
+            place = str(file) if isinstance(published.place, Download) else "yes"
         except ConfigError:
             place = f"no; {published.way}"
         cells = (place, published.size, published.source, published.licence)
