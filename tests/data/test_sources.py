@@ -55,7 +55,7 @@ def test_split_that_is_nowhere_or_not_for_this_source(tmp_path: Path, make_image
     with pytest.raises(DataError, match="the folder holds no list"):
         load_dataset(root, split=tmp_path / "lists")
     (tmp_path / "lists" / "Val.txt").touch()
-    with pytest.raises(ConfigError, match="the source folder has no setting `lists`"):
+    with pytest.raises(ConfigError, match="--split: the source folder has no published lists; give a CSV"):
         load_dataset(root, split=tmp_path / "lists")
 
 

@@ -58,7 +58,11 @@ def load_dataset(
     }
     for setting, (value, default) in special.items():
         if value != default and setting not in SOURCES[name]:
-            raise ConfigError(f"the source {name} has no setting `{setting}`; leave it out, or choose another source")
+            raise ConfigError(
+                f"--split: the source {name} has no published lists; give a CSV with the columns id, split and label"
+                if setting == "lists"
+                else f"the source {name} has no setting `{setting}`; leave it out, or choose another source"
+            )
     given = common | {setting: value for setting, (value, _) in special.items()}
     options = {setting: given[setting] for setting in SOURCES[name]}
     load = import_module(f"csda.data.{name}").load

@@ -46,7 +46,9 @@ def load(
     listing = root if root.is_file() else None
     tree = scan_images(root.parent if root.is_file() else root)
     if not tree.images:
-        raise DataError(f"{tree.root} holds no images; JPEG, PNG, TIFF, BMP, WebP and DICOM files are looked for")
+        raise DataError(
+            f"{tree.root} holds no images; give a folder with JPEG, PNG, TIFF, BMP, WebP, GIF or DICOM files"
+        )
     tables = [tree.root / name for name in tree.others if name.lower().endswith(".csv") and "/" not in name]
     if listing is None and len(tables) > 1:
         names = ", ".join(path.name for path in tables)
@@ -69,7 +71,9 @@ def load_unlabeled(root: Path, classes: Sequence[str]) -> Dataset:
     """Read all images below a folder as unlabeled, for the given classes; folder names and tables are ignored."""
     tree = scan_images(root)
     if not tree.images:
-        raise DataError(f"{tree.root} holds no images; JPEG, PNG, TIFF, BMP, WebP and DICOM files are looked for")
+        raise DataError(
+            f"{tree.root} holds no images; give a folder with JPEG, PNG, TIFF, BMP, WebP, GIF or DICOM files"
+        )
     records = tuple(Record(image, tree.root / image, None) for image in tree.images)
     return Dataset("folder", tuple(classes), records, root=tree.root, remarks=_remarks(tree))
 
