@@ -88,6 +88,26 @@ def test_mistakes_are_named() -> None:
         _small(method="cdsa").fit(values, np.where(np.arange(30) % 2, labels, -1))
     with pytest.raises(ValueError, match="unknown setting 'lrr'"):
         _small(settings={"lrr": 1}).fit(values, np.where(np.arange(30) % 2, labels, -1))
+    with pytest.raises(ValueError, match="y has the text '-1'; give an array of objects"):
+        _small().fit(values, np.where(np.arange(30) % 2, "a", "-1"))
+    with pytest.raises(ValueError, match=r"X has the shape \[30, 8, 8\]; give images"):
+        _small().fit(np.zeros((30, 8, 8)), labels)
+    with pytest.raises(ValueError, match="image_size = 0: input should be greater"):
+        _small(image_size=0).fit(np.zeros((30, 8, 8, 3), np.uint8), labels)
+    fitted = _small().fit(values, labels)
+    with pytest.raises(ValueError, match="X are images, but the classifier was fitted to feature vectors"):
+        fitted.predict(np.zeros((2, 8, 8, 3), np.uint8))
+
+
+def test_a_random_state_is_what_scikit_learn_calls_one() -> None:
+    values, labels = _drawn(90, 0)
+    partial = np.where(np.arange(90) % 3 == 0, labels, -1)
+    first, second = (_small(random_state=np.random.RandomState(7)).fit(values, partial).coef_ for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    generator = np.random.RandomState(7)
+    first, second = (_small(random_state=generator).fit(values, partial).coef_ for _ in range(2))
+    assert np.abs(first - second).max() > 0
+    assert _small(random_state=None).fit(values, partial).coef_.shape == (3, 30)
 
 
 def test_images_and_paths_are_classified_by_their_features(tiny_images: Path) -> None:

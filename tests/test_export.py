@@ -57,6 +57,8 @@ import json, sys
 import numpy as np
 import onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1])
+assert session.get_inputs()[0].shape == ["batch", "height", "width", 3], session.get_inputs()[0].shape
+assert session.get_outputs()[0].shape == ["batch", 3], session.get_outputs()[0].shape
 about = json.loads(session.get_modelmeta().custom_metadata_map["csda"])
 images = np.load(sys.argv[2])
 probs = [session.run(None, {"images": images[name][None]})[0][0].tolist() for name in images.files]

@@ -96,7 +96,7 @@ def test_the_folder_of_an_evaluation_holds_what_was_printed(
     monkeypatch.setattr(
         sys, "argv", ["csda", "evaluate", str(tiny_run.folder), str(elsewhere), "--out", str(out), "-q"]
     )
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ending:
         cli.main()
     assert not ending.value.code
@@ -106,6 +106,9 @@ def test_the_folder_of_an_evaluation_holds_what_was_printed(
         assert text.replace("0.", ".") in printed
         assert text in (out / "report.html").read_text()
     assert "frequencies estimated" in printed
+    opened, closed = ([line.count(bracket) for line in printed.splitlines()] for bracket in "[]")
+    assert opened == closed  # nothing is cut off
+    assert max(opened) == 3
     assert len((out / "predictions.csv").read_text().splitlines()) == 36
 
 

@@ -49,6 +49,10 @@ def test_folders_patterns_and_lists_name_the_same_files(tiny_images: Path, tmp_p
         _names(tmp_path / "wrong.csv")
     with pytest.raises(DataError, match="no images there"):
         ImageFiles([tmp_path / "*.jpg"]).count()
+    for wrong in ("imagse", "list.tsv", "lst.csv"):
+        with pytest.raises(DataError, match=f"{wrong}: does not exist; correct the name"):
+            ImageFiles([folder, tmp_path / wrong]).count()
+    assert ImageFiles([folder, tmp_path / "absent.png"]).count() == len(expected) + 1  # it gets a row that says so
 
 
 def test_no_more_than_a_few_batches_are_ever_in_memory(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

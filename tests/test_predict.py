@@ -114,6 +114,13 @@ def test_a_single_path_is_one_row(predictor: Predictor, tiny_images: Path) -> No
         np.testing.assert_array_equal(predictor.predict(one), predictor.predict([path]))
 
 
+def test_files_in_arrays_and_generators_are_taken_one_by_one(predictor: Predictor, tiny_images: Path) -> None:
+    paths = sorted((tiny_images / "rare").iterdir())
+    expected = predictor.predict(paths)
+    for given in (np.array(list(map(str, paths))), np.array(paths), iter(paths), map(str, paths), tuple(paths)):
+        np.testing.assert_array_equal(predictor.predict(given, batch_size=4), expected)
+
+
 def test_predictions_that_are_not_finite_are_an_error(tiny_run: Run, tmp_path: Path) -> None:
     run = Run(shutil.copytree(tiny_run.folder, tmp_path / "run"))
     weights, description = run.read_weights()
@@ -141,10 +148,16 @@ def test_wrong_arrays_and_files_are_named(predictor: Predictor, tmp_path: Path) 
         (np.zeros(7, np.uint8), r"images are of the shape \[7\]"),
         ({"a.png"}, "images are a set; give files"),
         ([3], "an image is a int; give a file"),
+        (b"GIF89a", "images are a bytes; give files"),
     ]
     for images, message in wrong:
         with pytest.raises(DataError, match=message):
             predictor.predict(images)
+    for size in (0, -1):
+        with pytest.raises(ConfigError, match=f"batch_size = {size}; give at least 1"):
+            predictor.predict(np.zeros((2, 32, 32, 3), np.uint8), batch_size=size)
+        with pytest.raises(ConfigError, match=f"batch_size = {size}; give at least 1"):
+            next(predictor.stream([tmp_path / "a.png"], size))
     (tmp_path / "broken.png").write_bytes(b"nothing")
     for name, problem in (("absent.png", "does not exist"), ("broken.png", "is not an image")):
         with pytest.raises(DataError, match=f"{name}: {problem}"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -11,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from csda.config import PRESETS
 from csda.cross_fitting import learn
-from csda.data.arrays import are_images, unlabeled
+from csda.data.arrays import take_images, take_labels, unlabeled
 from csda.data.decode import fit_array, read_image
 from csda.data.prepared import PreparedData
 from csda.data.records import Dataset, Record, Split
@@ -48,7 +50,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         steps_per_epoch: steps of each.
         image_size: images are resized to squares with this side in pixels.
         device: auto, cpu or cuda.
-        random_state: seed of the training.
+        random_state: seed of the training, a generator `RandomState`, or None for another training each time.
         settings: further settings of the preset `features` by name.
 
     Attributes:
@@ -66,7 +68,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         steps_per_epoch: int = 40,
         image_size: int = 160,
         device: str = "auto",
-        random_state: int = 0,
+        random_state: int | np.random.RandomState | None = 0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.method = method
@@ -79,22 +81,23 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from samples whose label is in y, and from those where y is −1."""
-        images = are_images(X)
-        if images:
-            values = self._features(X)
-            labels = column_or_1d(y, warn=True)
-            if len(values) != len(labels):
-                raise ValueError(f"X has {len(values)} images and y has {len(labels)} labels; give one for each")
-            self.n_features_in_ = values.shape[1]
-        else:
+        with _as_value_errors():
+            images, y = take_images(X), y if y is None else take_labels(y)
+        if images is None:
             values, labels = validate_data(self, X, y, dtype=np.float64)
+        else:
+            labels = column_or_1d(y, warn=True)
+            if len(images) != len(labels):
+                raise ValueError(f"X has {len(images)} images and y has {len(labels)} labels; give one for each")
+            values = self._features(images)
+            self.n_features_in_ = values.shape[1]
         missing = unlabeled(labels)
         known = labels[~missing]
         if not len(known):
             raise ValueError("y has no label, only -1; label some samples")
         check_classification_targets(known)
         self.classes_, targets = np.unique(known, return_inverse=True)
-        self.of_images_ = images
+        self.of_images_ = images is not None
         if len(self.classes_) == 1:
             self.coef_ = np.zeros((1, values.shape[1]))
             self.intercept_ = np.zeros(1)
@@ -120,10 +123,12 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _logits(self, X: Any) -> Array:
         check_is_fitted(self)
-        if are_images(X):
-            values = self._features(X)
-            if values.shape[1] != self.n_features_in_:
+        with _as_value_errors():
+            images = take_images(X)
+        if images is not None:
+            if not self.of_images_:
                 raise ValueError("X are images, but the classifier was fitted to feature vectors; give feature vectors")
+            values = self._features(images)
         else:
             values = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(values @ self.coef_.T + self.intercept_)
@@ -136,7 +141,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "method": method,
             "epochs": self.epochs,
             "steps_per_epoch": self.steps_per_epoch,
-            "seed": int(self.random_state),
+            "seed": _seed(self.random_state),
             "device": self.device,
             **(self.settings or {}),
         }
@@ -144,38 +149,48 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if own is not None:  # every sample has a label: logistic regression alone
             common = configure({"preset": "features", "method": method}).model_dump().keys()
             chosen = {name: value for name, value in chosen.items() if name in common | own}
-        try:
+        with _as_value_errors():
             config = configure(chosen)
             data, features = _as_data(values, missing, targets, len(self.classes_))
             with using(choose_device(config.device), "float32", config.time_kernels):
                 trainer = Trainer(config, data, features=features)
                 learn(trainer, update)
-        except CsdaError as error:
-            raise ValueError(str(error)) from None
         standardize, layer = trainer.model.student[0], trainer.predicting.head[-1]
         assert isinstance(standardize, Standardize)
         assert isinstance(layer, torch.nn.Linear)
         weight, bias = fold(standardize, layer.weight.detach().double(), layer.bias.detach().double())
         return weight.cpu().numpy(), bias.cpu().numpy()
 
-    def _features(self, X: Any) -> Array:
-        extractor = _extractor(self.image_size, self.device)
-        found = [
-            extractor(np.stack([_pixels(image, self.image_size) for image in X[start : start + IMAGES_AT_A_TIME]]))
-            for start in range(0, len(X), IMAGES_AT_A_TIME)
-        ]
-        if not found:
+    def _features(self, images: Array | tuple[Path, ...]) -> Array:
+        if not len(images):
             raise ValueError("X has no images; give some")
+        with _as_value_errors():
+            configure({"preset": "features", "image_size": self.image_size, "device": self.device})
+            extractor, found = _extractor(self.image_size, self.device), []
+            for start in range(0, len(images), IMAGES_AT_A_TIME):
+                group = images[start : start + IMAGES_AT_A_TIME]
+                found.append(extractor(np.stack([_pixels(image, self.image_size) for image in group])))
         return np.concatenate(found).astype(np.float64)
 
 
-def _pixels(image: Any, size: int) -> Array:
+@contextmanager
+def _as_value_errors() -> Iterator[None]:
+    """Raise mistakes as scikit-learn does."""
     try:
-        if isinstance(image, str | Path):
-            return read_image(Path(image), size, 3)
-        return fit_array(np.asarray(image), size, 3)
+        yield
     except CsdaError as error:
         raise ValueError(str(error)) from None
+
+
+def _seed(random_state: Any) -> int:
+    """The seed of a training, from what scikit-learn calls a random state."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31))
+
+
+def _pixels(image: Path | Array, size: int) -> Array:
+    return read_image(image, size, 3) if isinstance(image, Path) else fit_array(image, size, 3)
 
 
 @lru_cache(maxsize=2)

@@ -218,6 +218,8 @@ def _write_onnx(run: Run, predictor: Predictor, samples: Samples, folder: Path) 
             opset_version=OPSET, verbose=False, dynamic_shapes=None,
         )  # fmt: skip
     assert program is not None
+    axes = dict(zip(program.model.graph.inputs[0].shape[:3], ("batch", "height", "width"), strict=True))
+    program.rename_axes(axes)
     program.model.metadata_props["csda"] = json.dumps(_describe(run, predictor), ensure_ascii=False)
     program.save(str(folder / "model.onnx"), external_data=False)
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
@@ -390,7 +392,7 @@ def _metadata(run: Run, predictor: Predictor) -> dict[str, Any]:
         "pytorch_version": torch.__version__.partition("+")[0],
         "numpy_version": np.__version__,
         "required_packages_version": {"pytorch-ignite": _version("pytorch-ignite"), "pillow": version("pillow")},
-        "task": f"Classification of {run.environment.get('dataset', 'images')} into {len(classes)} classes",
+        "task": f"Classification of images of {Path(run.config['data']).name} into {len(classes)} classes",
         "description": f"Trained by csda with the method {run.config['method']}; see docs/README.md",
         "authors": "made with csda",
         "copyright": "that of the images and labels it was trained on",

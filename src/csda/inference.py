@@ -22,7 +22,7 @@ import numpy as np
 
 from csda.cluster import joined_ray
 from csda.data.csv_files import UNFIT_CHARACTERS, read_table, read_text
-from csda.data.decode import unremarked
+from csda.data.decode import IMAGE_SUFFIXES, unremarked
 from csda.data.splits import label_text
 from csda.data.tree import walk_images
 from csda.errors import DataError, RunError, explained
@@ -60,6 +60,10 @@ class ImageFiles:
             yield from _find(given)
 
     def count(self) -> int:
+        for given in self._given:
+            # A single image that is missing gets a row that says so.
+            if given.suffix.lower() not in IMAGE_SUFFIXES and not has_magic(str(given)) and not given.exists():
+                raise DataError(f"{given}: does not exist; correct the name of the folder, list or image")
         total = sum(1 for _ in self)
         if not total:
             named = ", ".join(map(str, self._given))

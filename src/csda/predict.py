@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from csda.data.decode import Aspect, fit_array, fit_image, read_image
 from csda.data.records import Pixels
 from csda.data.store import available_cores
 from csda.engine import choose_device
-from csda.errors import DataError, RunError
+from csda.errors import ConfigError, DataError, RunError
 from csda.evaluate import Floats, predict_images
 from csda.models.backbones import VECTORS
 from csda.models.feature_encoder import build_body
@@ -110,7 +110,7 @@ class Predictor:
 
     def predict(
         self,
-        images: One | Sequence[One],
+        images: One | Iterable[One],
         batch_size: int = 256,
         *,
         tta: bool = False,
@@ -118,10 +118,12 @@ class Predictor:
     ) -> Floats:
         """Probabilities [N, n] of images: files, images of Pillow, arrays [H, W] or [H, W, C], tensors [C, H, W].
 
-        A single image gives one row; a list, an array [N, H, W, C] or a tensor [N, C, H, W] gives a row for each image.
+        A single image gives one row; several, such as a list, an array [N, H, W, C] or a tensor [N, C, H, W], give a
+        row each.
         Pixels have 8 or 16 bits, or are floats from 0 to 1. `tta` averages over mirror images. Probabilities are
         `calibrated` if the model has a calibration. A model of feature vectors takes these, [N, W].
         """
+        _require_batch(batch_size)
         batches = self._batches(images, batch_size) if self.width is None else self._vectors(images, batch_size, tta)
         found = list(self._compute(batches, tta, calibrated))
         return np.concatenate(found) if found else np.empty((0, len(self.classes)), dtype=np.float32)
@@ -140,6 +142,7 @@ class Predictor:
 
         `jobs` threads decode the next files while the network computes. Only a few batches are in memory at a time.
         """
+        _require_batch(batch_size)
         pending: deque[tuple[tuple[Path, ...], dict[int, DataError]]] = deque()
 
         def pixels() -> Iterator[Pixels]:
@@ -195,7 +198,7 @@ class Predictor:
             fitted.unsure(probs, coverage),
         )
 
-    def _batches(self, images: One | Sequence[One], batch_size: int) -> Iterator[Pixels]:
+    def _batches(self, images: One | Iterable[One], batch_size: int) -> Iterator[Pixels]:
         own = (self.image_size, self.image_size, self.channels)
         if isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape[1:] == own:
             for start in range(0, len(images), batch_size):
@@ -290,22 +293,29 @@ def load(run_folder: str | Path, device: str = "auto") -> Predictor:
     return Predictor(Run(run_folder), device)
 
 
+def _require_batch(size: int) -> None:
+    if size < 1:
+        raise ConfigError(f"batch_size = {size}; give at least 1")
+
+
 def in_groups(items: Iterable[Each], size: int) -> Iterator[tuple[Each, ...]]:
     """The items in groups of a given size; the last may be smaller."""
     source = iter(items)
     return iter(lambda: tuple(islice(source, size)), ())
 
 
-def _separate(images: One | Sequence[One]) -> Iterable[One]:
+def _separate(images: One | Iterable[One]) -> Iterable[One]:
     """Split the given images into single ones."""
     if isinstance(images, str | Path | Image.Image):
         return [images]
+    if isinstance(images, np.ndarray) and images.ndim == 1 and images.dtype.kind in "OU":
+        return list(images)
     if isinstance(images, np.ndarray | Tensor):
         if images.ndim == 2 or (images.ndim == 3 and _one_image(images)):
             return [images]
         if images.ndim not in (3, 4):
             raise DataError(f"images are of the shape {list(images.shape)}; give [N, H, W, C], or tensors [N, C, H, W]")
-    elif not isinstance(images, Sequence):
+    elif isinstance(images, bytes | Mapping | Set) or not isinstance(images, Iterable):
         raise DataError(f"images are a {type(images).__name__}; give files, images of Pillow, arrays or tensors")
     return images
 

@@ -115,6 +115,12 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ([object()] * 6, labels, "X is neither images"),
         (np.full((6, 4), np.nan), labels, "features that are not finite"),
         (["a.png", "a.png", "b.png"], [0, 1, 0], r"a\.png: named twice"),
+        ([np.zeros((4, 5, 3)), np.zeros((9, 5, 3))], [0, 1], "X is a list of images; give their paths, or one array"),
+        (np.zeros((6, 8, 8)), labels, r"shape \[6, 8, 8\]; give images \[N, H, W, C\], grey ones with C of 1"),
+        (vectors, np.array(["a", "b", "-1", "a", "b", "-1"]), "y has the text '-1'; give an array of objects"),
+        (vectors, ["a", "b", -1, "a", 2, -1], "y has texts beside other labels"),
+        (vectors, ["a", "b", None, "a", "b", -1], "y has texts beside other labels, or None"),
+        (vectors, [3, -1, 3, -1, -1, -1], "y has one class, 3; label samples of another class"),
     ):
         with pytest.raises(DataError, match=message):
             take_samples(X, y)
@@ -128,6 +134,18 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(DataError, match="no unlabeled images for method 'self-train'"):
         csda.train(np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 2, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_texts_beside_the_number_are_labels_and_columns_of_paths_are_paths() -> None:
+    """Of ["b", -1], NumPy makes the texts "b" and "-1"."""
+    pandas = pytest.importorskip("pandas", reason="comes with csda[ray]")
+
+    samples = take_samples(np.ones((4, 2)), ["b", -1, "a", "b"])
+    assert (samples.classes, samples.labels) == (("a", "b"), (1, None, 0, 1))
+    names = ["x.png", "y.png", "z.png"]
+    for X in (names, np.array(names), pandas.Series(names), pandas.Series(names, dtype="string")):
+        assert take_samples(X, ["b", -1, "a"]).values == tuple(map(Path, names))
+    assert take_samples(names, pandas.Series(["b", -1, "a"])).labels == (1, None, 0)
 
 
 def test_grey_images_stay_grey() -> None:

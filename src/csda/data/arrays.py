@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL.Image import Image
 
 from csda.data.decode import Aspect, fit_array, is_grey
 from csda.data.records import Dataset, Pixels, Record
@@ -56,7 +57,7 @@ class Samples:
 
 def take_samples(X: Any, y: Any) -> Samples:
     """Check X and y of `CSDAClassifier.fit` and convert them; y is −1 for samples without a label."""
-    labels = np.asarray(y)
+    labels = take_labels(y)
     if labels.ndim != 1:
         raise DataError(f"y has the shape {list(labels.shape)}; give one label for each sample, -1 where there is none")
     values = _take_values(X)
@@ -66,15 +67,48 @@ def take_samples(X: Any, y: Any) -> Samples:
     if missing.all():
         raise DataError("y has no label, only -1; label some samples")
     classes, targets = np.unique(labels[~missing], return_inverse=True)
+    if len(classes) == 1:
+        raise DataError(f"y has one class, {classes[0]}; label samples of another class, too")
     known = iter(targets.tolist())
     return Samples(values, tuple(map(str, classes)), tuple(None if gone else next(known) for gone in missing))
 
 
-def are_images(X: Any) -> bool:
-    """Whether samples are paths, or an array [N, H, W, C]."""
+def take_images(X: Any) -> Array | tuple[Path, ...] | None:
+    """Images as an array [N, H, W, C], or as paths; None if X are something else.
+
+    Paths may be in a list, an array, or a column of a table.
+    """
+    if not isinstance(X, np.ndarray | Sequence) and getattr(X, "ndim", None) == 1:
+        X = np.asarray(X)
     if isinstance(X, np.ndarray) and X.dtype.kind not in "OUS":
-        return X.ndim == 4
-    return isinstance(X, Sequence | np.ndarray) and len(X) > 0 and all(isinstance(each, str | Path) for each in X)
+        if X.ndim == 3:
+            raise DataError(f"X has the shape {list(X.shape)}; give images [N, H, W, C], grey ones with C of 1")
+        if X.ndim == 4 and X.shape[-1] not in CHANNELS:
+            raise DataError(f"X has the shape {list(X.shape)}; give images [N, H, W, C] with C of 1, 3 or 4")
+        return X if X.ndim == 4 else None
+    if not isinstance(X, np.ndarray | Sequence) or not len(X):
+        return None
+    if all(isinstance(each, str | Path) for each in X):
+        return tuple(Path(each) for each in X)
+    if isinstance(X[0], Image) or getattr(X[0], "ndim", 0) > 1:
+        raise DataError("X is a list of images; give their paths, or one array [N, H, W, C] of one size")
+    return None
+
+
+def take_labels(y: Any) -> Array:
+    """Labels as an array, in which texts stay texts and −1 stays a number."""
+    labels = np.asarray(y)
+    if labels.dtype.kind == "U" and labels.ndim == 1 and not all(isinstance(label, str) for label in y):
+        labels = np.array(y, dtype=object)  # of texts and numbers NumPy makes texts
+    if labels.dtype.kind in "OU" and labels.ndim == 1:
+        if "-1" in labels.tolist():
+            raise DataError(
+                "y has the text '-1'; give an array of objects, with the number -1 for samples without a label"
+            )
+        kinds = {isinstance(label, str) for label in labels[~unlabeled(labels)]}
+        if len(kinds) == 2 or any(label is None for label in labels):
+            raise DataError("y has texts beside other labels, or None; give one kind, and -1 where there is no label")
+    return labels
 
 
 def unlabeled(labels: Array) -> npt.NDArray[np.bool_]:
@@ -85,16 +119,12 @@ def unlabeled(labels: Array) -> npt.NDArray[np.bool_]:
 
 
 def _take_values(X: Any) -> Array | tuple[Path, ...]:
-    if are_images(X):
-        if not isinstance(X, np.ndarray) or X.dtype.kind in "OUS":
-            paths = tuple(Path(each) for each in X)
-            if len(set(paths)) < len(paths):
-                twice = next(path for position, path in enumerate(paths) if path in paths[:position])
-                raise DataError(f"{twice}: named twice in X; name each file once")
-            return paths
-        if X.shape[-1] not in CHANNELS:
-            raise DataError(f"X has the shape {list(X.shape)}; give images [N, H, W, C] with C of 1, 3 or 4")
-        return X
+    images = take_images(X)
+    if isinstance(images, tuple) and len(set(images)) < len(images):
+        twice = next(path for position, path in enumerate(images) if path in images[:position])
+        raise DataError(f"{twice}: named twice in X; name each file once")
+    if images is not None:
+        return images
     try:
         vectors = np.ascontiguousarray(X, dtype=np.float32)
     except (TypeError, ValueError):

@@ -31,8 +31,8 @@ def model_card(run: Run, remark: str = "") -> str:
         f"- Takes images as uint8 [batch, height, width, channels] of any size and gives "
         f"{'the probability of each label' if run.multi_label else 'a probability for each class'}; "
         f"the network sees {config['image_size']}×{config['image_size']} pixels.",
-        f"- Network `{config['backbone']}`, trained by csda {environment.get('csda', '')} with the method "
-        f"`{config['method']}` (preset `{config['preset']}`, seed {config['seed']}).",
+        f"- Network `{config['backbone']}`{_describe_start(run)}, trained by csda {environment.get('csda', '')} with "
+        f"the method `{config['method']}` (preset `{config['preset']}`, seed {config['seed']}).",
         f"- Chosen: {chosen}. Test images were not used for the choice.",
         f"- {_describe_calibration(run)}",
         *([f"- {remark}"] if remark else []),
@@ -48,7 +48,7 @@ def model_card(run: Run, remark: str = "") -> str:
         "",
         "## Results on the test images",
         "",
-        "With 95 % bootstrap intervals over these images. Another seed or split may matter more.",
+        "With 95 % intervals over these images. Another seed or split may matter more.",
         "",
         f"AUC {_text(scores.auc)}, MCA (mean class accuracy) {_text(scores.mca)}.",
         "",
@@ -74,11 +74,21 @@ def model_card(run: Run, remark: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
+def _describe_start(run: Run) -> str:
+    """The weights that the network began with."""
+    settings = run.settings
+    if not settings.pretrained and settings.weights is None:
+        return ""
+    begun = "published weights" if settings.weights is None else f"the weights of {Path(settings.weights).name}"
+    return f" with {begun}, frozen except for its head" if settings.frozen else f", begun with {begun}"
+
+
 def _describe_calibration(run: Run) -> str:
     fitted = run.calibration
     if fitted is None:
         return "Probabilities are not calibrated."
-    sets = " and ".join(f"{each:.0%}" for each in fitted.coverages)
+    *first, last = (f"{each:.0%}" for each in fitted.coverages) if fitted.coverages else ("",)
+    sets = f"{', '.join(first)} or {last}" if first else last
     return (
         f"Probabilities are calibrated by a temperature of {fitted.temperature:.3f}, fitted to {fitted.images} "
         f"{fitted.fitted_on} images" + (f"; it has limits for sets that cover {sets}." if sets else ".")

@@ -313,12 +313,12 @@ def run_table(run: Run) -> Table:
         count_classes(run), scores.recall, scores.precision, scores.class_auc, strict=True
     ):
         judged = f"{recall.count} few" if recall.few else str(getattr(count, part))
-        cells = (str(count.labeled), judged, _terser(recall), _terser(precision), _terser(auc))
+        cells = (str(count.labeled), judged, terser(recall), terser(precision), terser(auc))
         table.add_row(Text(count.name), *map(Text, cells))
     table.add_section()
     table.add_row(
         "MCA, AUC" if run.multi_label else "mean",
-        *map(Text, ("", str(count_images(run)[part]), _terser(scores.mca), "", _terser(scores.auc))),
+        *map(Text, ("", str(count_images(run)[part]), terser(scores.mca), "", terser(scores.auc))),
         style="bold",
     )
     for name, figures in run.result.get("control", {}).items():
@@ -357,7 +357,7 @@ def terse(estimate: Estimate) -> str:
     return f"{estimate} {estimate.interval}".replace("0.", ".").rstrip()
 
 
-def _terser(estimate: Estimate) -> str:
+def terser(estimate: Estimate) -> str:
     """Format with two digits in the interval, so that three columns fit."""
     if not estimate.interval:
         return terse(estimate)

@@ -17,7 +17,17 @@ from csda import metrics
 from csda.calibration import estimate_frequencies, measure
 from csda.data.splits import label_text
 from csda.errors import explained
-from csda.report.tables import Array, Estimate, Scores, count_classes, count_images, score_images, terse, title_table
+from csda.report.tables import (
+    Array,
+    Estimate,
+    Scores,
+    count_classes,
+    count_images,
+    score_images,
+    terse,
+    terser,
+    title_table,
+)
 from csda.runs import Run, write_csv, write_whole
 
 
@@ -133,12 +143,14 @@ def external_tables(external: External) -> list[Table]:
         table.add_column(heading, justify="right", no_wrap=True)
     for position, name in enumerate(run.classes):
         values = (scores.recall[position], scores.precision[position], scores.class_auc[position])
-        table.add_row(Text(name), str(external.counts[position]), *(Text(terse(value)) for value in values))
+        count = f"{external.counts[position]} few" if values[0].few else str(external.counts[position])
+        table.add_row(Text(name), count, *(Text(terser(value)) for value in values))
     table.add_section()
-    means = (terse(scores.mca), "", terse(scores.auc))
-    table.add_row("MCA, AUC" if run.multi_label else "mean", "", *map(Text, means), style="bold")
-    own = external.own_scores
-    table.add_row("its own test images", "", *map(Text, (terse(own.mca), "", terse(own.auc))))
+    for name, each, style in (
+        ("MCA, AUC" if run.multi_label else "mean", scores, "bold"),
+        ("its own test images", external.own_scores, None),
+    ):
+        table.add_row(name, "", *map(Text, (terser(each.mca), "", terser(each.auc))), style=style)
 
     frequencies = title_table("Class frequencies")
     frequencies.caption = None
@@ -149,6 +161,7 @@ def external_tables(external: External) -> list[Table]:
         frequencies.add_row(Text(name), *(f"{share:.3f}" for share in shares))
 
     shifts = title_table("Effect of the shift of class frequencies")
+    shifts.caption = None
     for heading in ("accuracy", "MCA"):
         shifts.add_column(heading, justify="right", no_wrap=True)
     for each in external.shifts:
