@@ -306,7 +306,7 @@ def test_the_card_says_what_matters(tiny_run: Run, tmp_path: Path) -> None:
         assert f"{estimate} {estimate.interval}" in card
     for name in tiny_run.classes:
         assert f"| {name} |" in card
-    assert f"epoch {tiny_run.result['best_epoch']} of 3, of best AUC on 6 validation images" in card
+    assert f"epoch {tiny_run.result['best_epoch']} of 3, the best AUC on 6 validation images" in card
 
 
 def test_nothing_is_written_that_does_not_fit(

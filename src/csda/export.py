@@ -218,8 +218,10 @@ def _write_onnx(run: Run, predictor: Predictor, samples: Samples, folder: Path) 
             opset_version=OPSET, verbose=False, dynamic_shapes=None,
         )  # fmt: skip
     assert program is not None
-    axes = dict(zip(program.model.graph.inputs[0].shape[:3], ("batch", "height", "width"), strict=True))
-    program.rename_axes(axes)
+    shape = program.model.graph.inputs[0].shape
+    assert shape is not None
+    free = [axis for axis in shape if not isinstance(axis, int)]
+    program.rename_axes(dict(zip(free, ("batch", "height", "width"), strict=True)))
     program.model.metadata_props["csda"] = json.dumps(_describe(run, predictor), ensure_ascii=False)
     program.save(str(folder / "model.onnx"), external_data=False)
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])

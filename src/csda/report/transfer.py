@@ -146,11 +146,11 @@ def external_tables(external: External) -> list[Table]:
         count = f"{external.counts[position]} few" if values[0].few else str(external.counts[position])
         table.add_row(Text(name), count, *(Text(terser(value)) for value in values))
     table.add_section()
-    for name, each, style in (
+    for name, means, style in (
         ("MCA, AUC" if run.multi_label else "mean", scores, "bold"),
         ("its own test images", external.own_scores, None),
     ):
-        table.add_row(name, "", *map(Text, (terser(each.mca), "", terser(each.auc))), style=style)
+        table.add_row(name, "", *map(Text, (terser(means.mca), "", terser(means.auc))), style=style)
 
     frequencies = title_table("Class frequencies")
     frequencies.caption = None
