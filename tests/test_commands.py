@@ -1,7 +1,7 @@
 """Every command on the site and in the README is run, in the order of its page, in a folder with small images.
 
 A training is made small by settings that the command does not give itself. A table is written from the committed runs
-(`--only-finished`). What cannot run here names the test that runs it: `ELSEWHERE`.
+(`--only-finished`). What cannot run here names the test in tests/ that runs it: `ELSEWHERE`.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ PAGES = sorted(
 )
 
 ELSEWHERE = {
-    r"make (env|test|docs|demo|attack)( .*)?": "tests/test_docs.py::test_make_has_the_targets_that_pages_name",
-    r"pip install .*": "tests/test_docs.py::test_the_extras_that_pages_name_exist",
-    r"python docs/reference/generate\.py": "tests/test_docs.py::test_generated_pages_are_current",
-    r"python -m csda\.research\.explain .*": "tests/test_docs.py::test_pictures_are_current",
-    r"(TRITON_INTERPRET=1 )?pytest tests/fast": "tests/fast/test_convolution.py",
-    r"pytest tests/test_method_contract\.py .*": "tests/test_add_a_method.py",
-    r"csda train .*mean-teacher.*": "tests/test_add_a_method.py",
-    r"csda train .*vgg_small.*": "tests/test_add_a_backbone.py",
-    r"csda .*pad_ufes.*": "tests/test_add_a_source.py::test_the_three_steps_lead_to_a_source",
-    r"csda pseudo-counts .*": "tests/test_add_a_command.py::test_the_three_steps_lead_to_a_command",
-    r"torchrun .*": "tests/test_distributed.py::test_two_processes_train_what_one_does",
-    r"csda demo.*": "tests/research/test_wheel.py",
-    r"csda weights get .*": "tests/models/test_download.py::test_the_commands",
-    r"csda train .*backbone=mobilenet_v2 --set pretrained.*": "tests/test_pretrained_training.py",
-    r"csda train .*weights=my_weights.*": "tests/test_pretrained_training.py",
-    r"csda train .*backbone=timm:\S+ --set pretrained.*": "tests/models/test_adapters.py",
-    r"csda reproduce .*--fresh.*": "tests/research/test_reproduce.py",
-    r"csda reproduce fig\d.*": "tests/research/test_paper.py",
-    r"csda compare-estimators .*": "tests/research/test_estimators.py",
+    r"make (env|test|docs|demo|attack)( .*)?": "test_docs.py::test_make_has_the_targets_that_pages_name",
+    r"pip install .*": "test_docs.py::test_the_extras_that_pages_name_exist",
+    r"python docs/reference/generate\.py": "test_docs.py::test_generated_pages_are_current",
+    r"python -m csda\.research\.explain .*": "test_docs.py::test_pictures_are_current",
+    r"(TRITON_INTERPRET=1 )?pytest tests/fast": "fast/test_convolution.py",
+    r"pytest tests/test_method_contract\.py .*": "test_add_a_method.py::test_the_five_steps_lead_to_a_trained_method",
+    r"csda train .*mean-teacher.*": "test_add_a_method.py::test_the_five_steps_lead_to_a_trained_method",
+    r"csda train .*vgg_small.*": "test_add_a_backbone.py::test_the_steps_lead_to_a_trained_network",
+    r"csda .*pad_ufes.*": "test_add_a_source.py::test_the_three_steps_lead_to_a_source",
+    r"csda pseudo-counts .*": "test_add_a_command.py::test_the_three_steps_lead_to_a_command",
+    r"torchrun .*": "test_distributed.py::test_two_processes_train_what_one_does",
+    r"csda demo.*": "research/test_wheel.py::test_an_environment_with_what_the_wheel_declares_runs_the_demonstration",
+    r"csda weights get .*": "models/test_download.py::test_the_commands",
+    r"csda train .*=mobilenet_v2 .*": "test_pretrained_training.py::test_a_run_begins_with_the_weights",
+    r"csda train .*weights=my_weights.*": "test_pretrained_training.py::test_a_run_begins_with_the_weights_of_a_file",
+    r"csda train .*=timm:.*": "models/test_adapters.py::test_a_run_fetches_once_and_predicts_without",
+    r"csda reproduce .*--fresh.*": "research/test_reproduce.py::test_a_fresh_table_has_runs_of_one_commit_alone",
+    r"csda reproduce fig\d.*": "research/test_paper.py",
+    r"csda compare.*": "research/test_estimators.py::test_a_command_writes_runs_summary_and_where_they_are_from",
 }
 
 SMALL = {
@@ -289,7 +289,9 @@ def test_the_python_of_the_readme(
 @pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
 def test_what_runs_elsewhere_does(test: str) -> None:
     path, _, name = test.partition("::")
-    names = {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+    names = {
+        node.name for node in ast.parse((ROOT / "tests" / path).read_text()).body if isinstance(node, ast.FunctionDef)
+    }
     assert names if not name else name in names
 
 
