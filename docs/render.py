@@ -30,8 +30,8 @@ from typing import Any
 
 import jinja2
 
-from csda.config import resolve
 from csda.methods import METHODS
+from csda.presets import resolve
 
 ROOT = Path(__file__).parent.parent
 TEMPLATES = ROOT / "docs" / "templates"

@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import betabinom
 
 import csda
-from csda import cross_fitting
+from csda import cross_fitting, training
 from csda.calibration import COVERAGES, Calibration, fit, fit_temperature, from_json, measure, pool_classes
 from csda.errors import ConfigError
 from csda.runs import Run
@@ -263,14 +263,14 @@ def test_an_image_is_predicted_by_a_training_that_did_not_see_it(
 ) -> None:
     held_out: list[str] = []
 
-    def look(trainer: Trainer, update: object) -> None:
+    def look(trainer: Trainer) -> None:
         split = trainer.data.split
         learned, predicted = ({record.id for record in part} for part in (split.labeled, split.test))
         assert not learned & predicted
         assert len(learned) + len(predicted) == 30
         held_out.extend(predicted)
 
-    monkeypatch.setattr(cross_fitting, "learn", look)
+    monkeypatch.setattr(training, "learn", look)
     few = {"method": "baseline", "calibrate": "folds", "choose": "last", "val": "0", "epochs": 1}
     run = train_tiny(tiny_images, tmp_path / "run", labels="30", **few)
     assert sorted(held_out) == sorted(row.id for row in run.split if row.split == "labeled")

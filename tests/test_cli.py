@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from csda import cli, metrics
+from csda.presets import configure
 from csda.runs import Run
-from csda.training import configure
 from tiny import arguments
 
 Command = Callable[..., tuple[int, str, str]]

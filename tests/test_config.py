@@ -17,20 +17,11 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 import csda
-from csda.config import (
-    PRESETS,
-    RunConfig,
-    Settings,
-    differences,
-    format_config,
-    parse_assignments,
-    parse_config,
-    read_config,
-)
+from csda.config import RunConfig, Settings, differences, format_config, parse_assignments, parse_config, read_config
 from csda.errors import ConfigError
 from csda.methods import METHODS, Entry
 from csda.methods.baseline import Baseline
-from csda.training import configure
+from csda.presets import PRESETS, configure
 
 SOURCE = [path for path in Path(csda.__file__).parent.rglob("*.py") if path.name != "config.py"]
 RESOLVED = json.loads((Path(__file__).parent / "reference" / "resolved_settings.json").read_text(encoding="utf-8"))

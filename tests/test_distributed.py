@@ -26,9 +26,10 @@ from csda.methods import METHODS
 from csda.models.backbones import BACKBONES, build_encoder
 from csda.models.batch_norm import SharedBatchNorm2d
 from csda.models.two_stream import TwoStream
+from csda.presets import configure
 from csda.progress import Reporter
 from csda.runs import Run
-from csda.training import configure, require_possible
+from csda.training import require_possible
 from in_double import train_all, train_in
 from tiny import LABELS, arguments, train_tiny
 

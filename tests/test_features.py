@@ -22,12 +22,12 @@ from csda.features import Extractor, Features, open_features
 from csda.methods import METHODS
 from csda.models.backbones import build_encoder
 from csda.models.weights import read_weights
+from csda.presets import configure
 from csda.probe import fit_probe
 from csda.progress import Reporter
 from csda.report import write_report
 from csda.report.tables import run_table
 from csda.runs import Run
-from csda.training import configure
 from tiny import InterruptedReporter, train_tiny
 
 FROZEN: dict[str, Any] = {"preset": "features", "epochs": 3, "steps_per_epoch": 4, "warm_up_epochs": 1, "lr": 1e-3}

@@ -21,7 +21,7 @@ LAYERS = (
     ("config", "progress", "distributed", "examples", "calibration"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine", "grad_cam"),
-    ("thumbnails", "features"),
+    ("thumbnails", "features", "presets"),
     ("trainer",),
     ("cross_fitting",),
     ("training", "predict", "report"),

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from csda.config import PRESETS, Reading, RunConfig
+from csda.config import Reading, RunConfig
 from csda.methods import METHODS
-from csda.training import configure
+from csda.presets import PRESETS, configure
 
 ROOT = Path(__file__).parent.parent
 EXPLANATION = ROOT / "docs" / "explanation"

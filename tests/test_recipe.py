@@ -11,15 +11,15 @@ import torch
 from torch.nn import functional as F
 
 import csda
-from csda.config import PICTURES, Settings
+from csda.config import Settings
 from csda.data.augment import Augmentation, Selection
 from csda.engine import make_optimizer, set_learning_rate
 from csda.errors import ConfigError
 from csda.methods.base import Recipe, Task
 from csda.methods.baseline import Baseline
 from csda.methods.self_training import SelfTraining, SelfTrainingSettings
+from csda.presets import PICTURES, configure
 from csda.runs import Run
-from csda.training import configure
 from tiny import InterruptedReporter, train_tiny
 
 STRONG = {

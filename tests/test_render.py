@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from csda.methods import METHODS
-from csda.training import configure
+from csda.presets import configure
 
 ROOT = Path(__file__).parent.parent
 

@@ -19,6 +19,7 @@ import pytest
 
 from csda import demo
 from csda.metrics import paired_interval
+from csda.presets import configure
 from csda.progress import Reporter
 from csda.research.estimators import summarise
 from csda.research.experiments import HERE, Experiment, read_experiment
@@ -26,7 +27,6 @@ from csda.research.ledger import ContentFinder, agree, read_recorded, recall_con
 from csda.research.reproduce import list_cells, reproduce
 from csda.research.summary import list_columns
 from csda.review.ordering import DEFAULTS, ORDERS
-from csda.training import configure
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"

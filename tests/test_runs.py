@@ -402,7 +402,7 @@ def test_a_folder_in_use_is_left_alone(tiny_run: Run, tiny_images: Path, tmp_pat
 
 
 def _written_run(folder: Path, classes: tuple[str, ...], split: Sequence[SplitRow] = ()) -> Run:
-    from csda.training import configure
+    from csda.presets import configure
 
     environment = {"classes": list(classes), "multi_label": False, "remarks": []}
     return Run.create(folder / "run", configure({}), environment, split, {})

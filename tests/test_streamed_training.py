@@ -15,10 +15,11 @@ import torch
 from csda.data.prepared import PreparedData
 from csda.data.records import Dataset, Record, Split
 from csda.methods.self_training import SelfTraining
+from csda.presets import configure
 from csda.progress import Reporter
 from csda.runs import Run
 from csda.trainer import Trainer
-from csda.training import configure, update
+from csda.training import update
 from tiny import train_tiny
 
 LASTING = {"capacity": 48, "gamma": 0.0}

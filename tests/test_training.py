@@ -26,11 +26,12 @@ from csda.data.prepared import prepare_data
 from csda.data.records import Split
 from csda.errors import ConfigError, DataError, RunError
 from csda.methods import METHODS
+from csda.presets import configure
 from csda.progress import Reporter, format_duration
 from csda.research.ledger import read_line
 from csda.runs import Run
 from csda.trainer import Trainer
-from csda.training import _hold_new_folder, configure, update
+from csda.training import _hold_new_folder, update
 from tiny import LABELS, QUEUE, SETTINGS, make_images, train_tiny
 
 

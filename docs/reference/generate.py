@@ -12,9 +12,10 @@ from typing import Any
 import typer.main
 
 from csda.cli import app
-from csda.config import PRESETS, RunConfig, Settings
+from csda.config import RunConfig, Settings
 from csda.methods import METHODS
 from csda.methods.catalog import format_value, list_values
+from csda.presets import PRESETS
 
 NOTE = "<!-- Written by docs/reference/generate.py. Change the code, then run it. -->"
 

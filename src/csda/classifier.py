@@ -16,8 +16,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from csda.config import PRESETS
-from csda.cross_fitting import learn
 from csda.data.arrays import take_images, take_labels, unlabeled
 from csda.data.decode import fit_array, read_image
 from csda.data.prepared import PreparedData
@@ -28,8 +26,9 @@ from csda.features import Extractor, Features
 from csda.methods import METHODS
 from csda.models.feature_encoder import Standardize, build_body, fold
 from csda.models.weights import read_weights
+from csda.presets import PRESETS, configure
 from csda.trainer import Trainer
-from csda.training import configure, update
+from csda.training import learn
 
 Array = npt.NDArray[Any]
 
@@ -154,7 +153,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             data, features = _as_data(values, missing, targets, len(self.classes_))
             with using(choose_device(config.device), "float32", config.time_kernels):
                 trainer = Trainer(config, data, features=features)
-                learn(trainer, update)
+                learn(trainer)
         standardize, layer = trainer.model.student[0], trainer.predicting.head[-1]
         assert isinstance(standardize, Standardize)
         assert isinstance(layer, torch.nn.Linear)

@@ -398,7 +398,7 @@ def methods(
 ) -> None:
     """List the methods, or show the settings of one with the values for your own images on this machine."""
     from csda.methods.catalog import methods_table, settings_table
-    from csda.training import configure
+    from csda.presets import configure
 
     if name is None:
         _print(methods_table())
@@ -493,7 +493,7 @@ def data_check(
         raise typer.Exit(run_check(data, source, html))
     from csda.config import parse_assignments
     from csda.methods import METHODS
-    from csda.training import configure
+    from csda.presets import configure
 
     chosen = {"data": data, **parse_assignments(settings)} | ({} if source is None else {"source": source})
     config = configure(chosen)

@@ -1,4 +1,4 @@
-"""Typed settings of a run, from a preset, a TOML file and `--set`. An unknown key is an error.
+"""Typed settings of a run, from a TOML file and `--set`. An unknown key is an error.
 
 `RunConfig` has the settings of every method. A method's own settings are typed in its file and stored here as
 `method_settings`, with all defaults, so that `config.toml` is complete.
@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -250,189 +249,6 @@ class RunConfig(Settings):
     method_settings: dict[str, Any] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """Named defaults. Other settings have the value that the method's entry fixes, or the default of their class."""
-
-    run: dict[str, Any]
-    """Settings that every method has."""
-    methods: dict[str, dict[str, Any]]
-    """A method's own settings, by the name of the method."""
-    method: str = "csda"
-    """The method, unless one is given."""
-
-
-def _alike(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The same settings for several methods."""
-    return {method: dict(settings) for method in methods}
-
-
-# What a method's entry in METHODS fixes is not repeated here.
-PRESETS: dict[str, Preset] = {
-    "paper": Preset(
-        run={"epochs": 256},
-        methods={
-            **_alike(
-                ("csda", "vcq", "da", "self-train", "fixmatch", "glm", "bis"),
-                {
-                    "refresh": "epoch",
-                    "order": "train_first",
-                    "temperature": "adaptive",
-                    "teacher_update": "epoch",
-                    "teacher_momentum": 0.95,
-                },
-            ),
-            "nm": {"refresh": "epoch", "order": "train_first", "temperature": "adaptive"},
-        },
-    ),
-    "default": Preset(
-        run={},
-        methods={
-            **_alike(
-                ("csda", "vcq", "da", "self-train"),
-                {
-                    "order": "train_first",
-                    "condition": "prediction",
-                    "labeled_from": "student",
-                    "passes": "two",
-                    "teacher_momentum": 0.99,
-                },
-            ),
-            **_alike(
-                ("fixmatch", "bis"),
-                {
-                    "order": "train_first",
-                    "condition": "prediction",
-                    "labeled_from": "student",
-                    "teacher_momentum": 0.99,
-                },
-            ),
-            "glm": {
-                "order": "train_first",
-                "condition": "prediction",
-                "passes": "two",
-                "teacher_momentum": 0.99,
-            },
-            "nm": {"order": "train_first", "condition": "prediction", "labeled_from": "student"},
-        },
-    ),
-    # Fine-tuning of a pretrained network. What helps every method is a setting of the run, so that comparisons are
-    # fair.
-    "strong": Preset(
-        run={
-            "backbone": "efficientnet_lite0",
-            "pretrained": True,
-            "dropout": 0.5,
-            "image_size": 160,
-            "epochs": 10,
-            "steps_per_epoch": 200,
-            "warm_up_epochs": 2,
-            "batch_size": 64,
-            "unlabeled_batch_size": 128,
-            "optimizer": "adamw",
-            "lr": 5e-4,
-            "head_lr": 2.5e-3,
-            "weight_decay": 0.1,
-            "schedule": "cosine",
-            "lr_warm_up": 100,
-            "mixup_alpha": 0.4,
-            "adjust": True,
-            "average": 0.998,
-            "choose": "last",
-            "time_kernels": False,
-        },
-        methods={
-            **_alike(
-                ("csda", "vcq", "da"),
-                {"capacity": 128, "condition": "prediction", "passes": "two", "teacher_momentum": 0.99},
-            ),
-            "self-train": {"passes": "two"},
-            "csda-folds": {"passes": "two", "guesses_from": "folds", "fold_network": "body"},
-        },
-        method="self-train",
-    ),
-    # A head on features of a frozen network, which takes minutes without a GPU. It starts as logistic regression, and
-    # the method trains it from there. For every method the head that predicts is half the linear probe (decision 23).
-    "features": Preset(
-        run={
-            "backbone": "efficientnet_lite0",
-            "pretrained": True,
-            "frozen": True,
-            "feature_stages": 3,
-            "probe_share": 0.5,
-            "dropout": 0.0,
-            "image_size": 160,
-            "epochs": 10,
-            "steps_per_epoch": 20,
-            "warm_up_epochs": 1,
-            "batch_size": 128,
-            "unlabeled_batch_size": 256,
-            "optimizer": "adam",
-            "lr": 1e-3,
-            "schedule": "cosine",
-            "adjust": True,
-            "average": 0.98,
-            "choose": "last",
-        },
-        methods={
-            **_alike(("csda", "vcq", "da"), {"capacity": 256, "condition": "prediction", "passes": "two"}),
-            "self-train": {"passes": "two"},
-            "csda-folds": {"passes": "two", "guess_temperature": 0.85},
-        },
-        # With few labels a head predicts all of them with confidence near 1, so the paper's alignment, which uses these
-        # predictions, makes pseudo-labels too confident. Decision 23 has the draws on which the settings were chosen.
-        method="self-train",
-    ),
-    "quick": Preset(
-        run={
-            "epochs": 30,
-            "steps_per_epoch": 40,
-            "warm_up_epochs": 8,
-            "image_size": 32,
-            "batch_size": 64,
-            "unlabeled_batch_size": 64,
-            "lr": 0.05,
-            "flip": True,
-        },
-        methods={
-            **_alike(
-                ("csda", "vcq", "da"),
-                {
-                    "capacity": 128,
-                    "condition": "prediction",
-                    "gamma": 0.0,
-                    "teacher_momentum": 0.99,
-                    "soft": False,
-                    "weight": 2.0,
-                    "weight_ramp": False,
-                },
-            ),
-            **_alike(
-                ("self-train", "fixmatch", "glm", "bis"),
-                {"capacity": 128, "condition": "prediction", "gamma": 0.0, "teacher_momentum": 0.99},
-            ),
-            "nm": {"capacity": 128, "condition": "prediction", "gamma": 0.0},
-        },
-    ),
-}
-
-
-PICTURES: dict[str, dict[str, Any]] = {
-    "skin": {"rotation": 180.0, "flip": True, "zoom": 1.2, "color": 0.1, "border": "reflection", "test_flips": True},
-    "endoscopy": {
-        "rotation": 180.0,
-        "flip": True,
-        "zoom": 1.2,
-        "color": 0.1,
-        "border": "reflection",
-        "test_flips": True,
-    },
-    "chest": {"rotation": 10.0, "zoom": 1.1, "color": 0.1, "border": "reflection"},
-    "generic": {"rotation": 15.0, "zoom": 1.2, "color": 0.1, "border": "reflection"},
-}
-"""Augmentation for each kind of picture, for the preset `strong`: changes that keep the class of such an image."""
-
-
 CIRCUMSTANCES = (
     "preset",
     "device",
@@ -448,39 +264,6 @@ CIRCUMSTANCES = (
     "max_unreadable",
 )
 """Settings that do not change what a run computes: how it executes, or a name for other settings."""
-
-
-def resolve(
-    chosen: Mapping[str, Any], method_settings: type[Settings], method_defaults: Mapping[str, Any]
-) -> RunConfig:
-    """Combine the preset, the defaults of the method's entry, and the chosen settings, and validate them together.
-
-    If only `epochs` is chosen, `warm_up_epochs` of the preset keeps its share of them. `method_settings` is the class
-    of the method's own settings. `method_defaults` are the settings that its entry in METHODS fixes: `da` is
-    self-training with `align = "da"`, LSSE has its own learning rate.
-    """
-    name = str(chosen.get("preset", "default"))
-    if name not in PRESETS:
-        raise ConfigError(f"preset = {name!r} is unknown; choose one of {', '.join(PRESETS)}")
-    preset = PRESETS[name]
-    method = str(chosen.get("method", preset.method))
-    run: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    for key, value in {**preset.run, **method_defaults, **preset.methods.get(method, {}), **chosen}.items():
-        if key in RunConfig.model_fields and key != "method_settings":
-            run[key] = value
-        elif key in method_settings.model_fields:
-            own[key] = value
-        else:
-            raise ConfigError(_unknown(key, [*RunConfig.model_fields, *method_settings.model_fields], method))
-    try:
-        config = RunConfig(**run, method_settings=method_settings(**own).model_dump())
-    except ValidationError as error:
-        raise ConfigError(explain_findings(error)) from None
-    if "epochs" in chosen and "warm_up_epochs" in preset.run.keys() - chosen.keys():
-        scaled = round(config.epochs * preset.run["warm_up_epochs"] / preset.run["epochs"])
-        return config.model_copy(update={"warm_up_epochs": max(1, min(scaled, config.epochs - 1))})
-    return config
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
@@ -545,12 +328,6 @@ def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
     left |= left.pop("method_settings")
     right |= right.pop("method_settings")
     return [f"{key}: {right.get(key)!r} → {left.get(key)!r}" for key in left | right if left.get(key) != right.get(key)]
-
-
-def _unknown(key: str, known: list[str], method: str) -> str:
-    close = difflib.get_close_matches(key, known, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"`csda methods {method} --all` lists all settings"
-    return f"unknown setting {key!r} for method {method!r}: {hint}"
 
 
 def explain_findings(error: ValidationError, *, nested: bool = False) -> str:

@@ -36,6 +36,8 @@ from csda.trainer import Trainer
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Learn = Callable[[Trainer], None]
+"""Runs all steps of a training: `csda.training.learn`."""
 
 FOLDS = 5
 """Number of folds for calibration."""
@@ -47,9 +49,7 @@ COMPONENTS = 256
 """Number of principal components of the features that a last layer is fitted on."""
 
 
-def cross_fit(
-    trainer: Trainer, weights: Mapping[str, Tensor] | None, update: Callable[..., None], reporter: Reporter
-) -> None:
+def cross_fit(trainer: Trainer, weights: Mapping[str, Tensor] | None, learn: Learn, reporter: Reporter) -> None:
     """Compute the out-of-fold predictions that a method requests. The encoder starts from `weights`."""
     request = trainer.method.cross_fit
     if request is None:
@@ -58,12 +58,12 @@ def cross_fit(
     if request.network == "head":
         labeled, unlabeled = _fit_heads(trainer, request, labels, folds)
     else:
-        labeled, unlabeled = _train_bodies(trainer, request, folds, weights, update, reporter)
+        labeled, unlabeled = _train_bodies(trainer, request, folds, weights, learn, reporter)
     give = (torch.from_numpy(probs).to(trainer.device, torch.float32) for probs in (labeled, unlabeled))
     trainer.method.take_folds(*give)
 
 
-def predict_held_out(trainer: Trainer, update: Callable[..., None], reporter: Reporter) -> tuple[Floats, Ints] | None:
+def predict_held_out(trainer: Trainer, learn: Learn, reporter: Reporter) -> tuple[Floats, Ints] | None:
     """Predictions and labels of labeled images, each predicted by a training of the same kind without its fold.
 
     None if the settings do not ask for them. An image is left out if no other fold has its class.
@@ -86,8 +86,8 @@ def predict_held_out(trainer: Trainer, update: Callable[..., None], reporter: Re
         learned, predicted = _chosen(split.labeled, ~chosen), _chosen(split.labeled, chosen)
         parts = replace(split, labeled=learned, val=(), test=predicted)
         body = Trainer(own, replace(trainer.data, split=parts), trainer.ranks, weights, trainer.features)
-        cross_fit(body, weights, update, Reporter())
-        learn(body, update)
+        cross_fit(body, weights, learn, Reporter())
+        learn(body)
         with body.engine.arithmetic():
             probs[chosen] = body.evaluator.predict(body.predicting, body.parts.test)
     return probs[held_out], labels[held_out]
@@ -100,23 +100,6 @@ def _draw_folds(trainer: Trainer, number: int, *, every_image: bool = False) -> 
     groups = [record.group or record.id for record in records]
     rng = np.random.default_rng(trainer.config.seed)
     return labels, assign_folds(labels, groups, rng, number, every_image=every_image)
-
-
-def learn(trainer: Trainer, update: Callable[..., None]) -> None:
-    """Run all steps of a training, without evaluating or writing anything."""
-    config, parts, method, engine = trainer.config, trainer.parts, trainer.method, trainer.engine
-    for epoch in range(1, config.epochs + 1):
-        warming_up = epoch <= config.warm_up_epochs
-        compute = trainer.warm_up if warming_up else trainer.step
-        trainer.begin_epoch(epoch)
-        for inputs in trainer.sample(epoch, labels_only=warming_up):
-            engine.run(update, trainer, compute, *inputs)
-        trainer.end_epoch(epoch)
-        with engine.arithmetic(), torch.no_grad():
-            if epoch == config.warm_up_epochs:
-                method.begin(trainer.model, parts.labeled, parts.unlabeled)
-            elif not warming_up:
-                method.end_epoch(trainer.model, parts.labeled, parts.unlabeled)
 
 
 def predict_folds(
@@ -202,7 +185,7 @@ def _train_bodies(
     request: CrossFit,
     folds: Ints,
     weights: Mapping[str, Tensor] | None,
-    update: Callable[..., None],
+    learn: Learn,
     reporter: Reporter,
 ) -> tuple[Floats, Floats]:
     """Train each network like the method `baseline`, in fewer epochs.
@@ -235,7 +218,7 @@ def _train_bodies(
             weights,
             trainer.features,
         )
-        learn(body, update)
+        learn(body)
         labeled[folds == fold] = _predict(trainer, body, body.parts.test)
         if request.unlabeled:
             unlabeled += _predict(trainer, body, body.parts.unlabeled) / len(numbers)

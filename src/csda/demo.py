@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from csda.errors import RunError
+from csda.presets import lacks_weights
 from csda.progress import Reporter
 from csda.report import write_comparison, write_report
 from csda.report.tables import comparison_table
 from csda.runs import Run
-from csda.training import lacks_weights, train
+from csda.training import train
 
 
 class Part(NamedTuple):

@@ -14,9 +14,9 @@ from csda.data.records import Dataset, Label, Record, encode_labels
 from csda.data.store import refuse_unreadable
 from csda.errors import DataError
 from csda.predict import Predictor
+from csda.presets import configure
 from csda.report.transfer import External, measure_external
 from csda.runs import Run
-from csda.training import configure
 
 
 def evaluate_external(

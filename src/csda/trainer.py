@@ -345,9 +345,15 @@ class Trainer:
     # Between epochs
 
     def end_epoch(self, epoch: int) -> None:
-        """After the first epoch, begin the average of the weights as a copy: before, the last layer was random."""
+        """After the steps: the method begins after the labels-only epochs, and ends each later one."""
         if epoch == 1 and self.averaged is not None:
-            self.averaged.follow(self.model, 0.0)
+            self.averaged.follow(self.model, 0.0)  # as a copy, because the last layer was random before
+        warm_up_epochs, parts = self.config.warm_up_epochs, self.parts
+        with self.engine.arithmetic():
+            if epoch == warm_up_epochs:
+                self.method.begin(self.model, parts.labeled, parts.unlabeled)
+            elif epoch > warm_up_epochs:
+                self.method.end_epoch(self.model, parts.labeled, parts.unlabeled)
 
     def evaluate(self, *, guesses: bool) -> tuple[dict[str, float], dict[str, Floats]]:
         """Figures and arrays of this epoch, with figures on pseudo-labels if there are any."""

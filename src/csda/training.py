@@ -13,33 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from csda.config import PICTURES, PRESETS, RunConfig, resolve
+from csda.config import RunConfig
 from csda.cross_fitting import cross_fit, predict_held_out
-from csda.data import recognise
 from csda.data.arrays import SOURCE, Samples, take_samples
 from csda.data.prepared import prepare_data, require_unlabeled
 from csda.data.reviewed import read_review
-from csda.data.splits import Budget
 from csda.distributed import Ranks, joined_ranks
 from csda.engine import choose_device, using
 from csda.errors import ConfigError, RunError
 from csda.features import Features, open_features
-from csda.methods import METHODS, Entry
+from csda.methods import METHODS
 from csda.methods.base import StepOutput
 from csda.models.backbones import VECTORS, check_encoder
-from csda.models.weights import PUBLISHED, find_weights, read_weights
+from csda.models.weights import read_weights
+from csda.presets import configure, remark_on_weights
 from csda.progress import EventWriter, Reporter, choose_reporter
 from csda.runs import Run, held, require_unused
 from csda.trainer import Trainer
-
-KINDS = {
-    "ham10000": "skin",
-    "chexpert": "chest",
-    "nih_chestxray14": "chest",
-    "kvasir_capsule": "endoscopy",
-}
-"""The kind of pictures of each source."""
-
 
 OF_THE_DATA = frozenset(
     {
@@ -110,7 +100,7 @@ def train(
             reporter.note(f"{run.folder}: this run has already finished")
             return run
         require_possible(config, ranks)
-        if lacks_weights(chosen) and (remark := _remark_on_weights(chosen, config)):
+        if remark := remark_on_weights(chosen, config):
             reporter.note(remark)
         weights = ranks.from_first(lambda: _first_weights(config, run))
         begun = run.beginning if run is not None else None
@@ -139,134 +129,8 @@ def train(
             trainer = Trainer(config, prepared, ranks, weights, features)
             run = run or ranks.from_first(lambda: trainer.create_run(folder))
             if not run.has_checkpoint:
-                cross_fit(trainer, weights, update, reporter)
+                cross_fit(trainer, weights, learn, reporter)
             return fit(trainer, run, reporter)
-
-
-def configure(chosen: Mapping[str, Any]) -> RunConfig:
-    """Make the complete configuration of a run on this machine.
-
-    Unless chosen, the preset is `strong` with a GPU and `features` without one, the precision is bf16 on a GPU, and the
-    drawn set keeps 150 labels. With the preset `strong`, the augmentation depends on the kind of pictures, and a CPU
-    gets a shorter schedule on smaller images. If the pretrained weights of these presets are not installed and were not
-    requested, a GPU starts from random weights and a CPU uses the preset `quick`.
-    """
-    preset = str(chosen.get("preset", _default_preset(chosen)))
-    name = str(chosen.get("method", PRESETS[preset].method if preset in PRESETS else "csda"))
-    if name not in METHODS:
-        raise ConfigError(f"method = {name!r} is unknown; choose one of {', '.join(METHODS)}")
-    entry = METHODS[name]
-    if not entry.steps:  # in a grid of runs it may be given a number of labels, which it ignores
-        chosen = {key: value for key, value in chosen.items() if key not in ("epochs", "steps_per_epoch")}
-    basis: dict[str, Any] = {"preset": preset, "method": name}
-    if (
-        torch.cuda.is_available()
-        and chosen.get("device") != "cpu"
-        and torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
-        basis["precision"] = "bf16"
-    if chosen.get("data", "synthetic") == "synthetic":
-        basis["labels"] = "150"
-    if preset == "strong":
-        if not chosen.get("frozen", entry.defaults.get("frozen", False)):
-            basis |= _strong_basis(chosen)
-        if (lacks_weights(chosen) or _has_no_weights(chosen)) and "pretrained" not in entry.defaults:
-            basis["pretrained"] = False
-    config = resolve(basis | dict(chosen), entry.settings, entry.defaults)
-    for key, budget in (("labels", config.labels), ("val", config.val)):
-        try:
-            if budget is not None and (key, budget) != ("val", "0"):
-                Budget.parse(budget)
-        except ConfigError as error:
-            raise ConfigError(f"{key} = {budget!r}: {error}") from None
-    if config.val == "0" and config.choose == "best":
-        raise ConfigError("val = 0 leaves no image to choose the best epoch by; give choose=last, or another val")
-    if config.frozen:
-        _require_head(config, entry)
-    elif alone := [name for name in ("feature_stages", "probe_share") if chosen.get(name)]:
-        raise ConfigError(f"{alone[0]} needs frozen = true: it is of frozen features alone")
-    if config.adjust and config.prior_correction != "none":
-        raise ConfigError(
-            "adjust = true already removes the class frequencies from predictions; leave prior_correction out"
-        )
-    own = config.method_settings
-    observes = any(own.get(part, "none") != "none" for part in ("align", "queue"))
-    if config.mixup_alpha and own.get("labeled_from") == "student" and observes:
-        raise ConfigError(
-            "with mixup_alpha the student has no unmixed labeled image to compute λ^x from; "
-            "choose labeled_from=teacher or labeled_from=start"
-        )
-    if entry.uses_unlabeled and config.warm_up_epochs >= config.epochs:
-        raise ConfigError(
-            f"warm_up_epochs = {config.warm_up_epochs} on labels alone leave none of epochs = {config.epochs} "
-            f"to {name}; give fewer of the first, or more of the second"
-        )
-    return config
-
-
-def _default_preset(chosen: Mapping[str, Any]) -> str:
-    """The default preset for images of the user on this machine; drawn images have other defaults."""
-    if chosen.get("data", "synthetic") == "synthetic":
-        return "default" if torch.cuda.is_available() else "quick"
-    if torch.cuda.is_available() and chosen.get("device") != "cpu":
-        return "strong"
-    entry = METHODS.get(str(chosen.get("method")))
-    on_features = entry is None or entry.on_features
-    frozen = chosen.get("frozen", True) and chosen.get("pretrained", True) and not _has_no_weights(chosen)
-    return "features" if on_features and frozen and not lacks_weights(chosen) else "quick"
-
-
-def _has_no_weights(chosen: Mapping[str, Any]) -> bool:
-    """Whether the chosen network has no published weights and no weights were given."""
-    backbone = str(chosen.get("backbone", PRESETS["features"].run["backbone"]))
-    return backbone not in PUBLISHED and not backbone.startswith("timm:") and "weights" not in chosen
-
-
-def lacks_weights(chosen: Mapping[str, Any]) -> bool:
-    """Whether the presets' pretrained weights are not installed, and no weights were requested."""
-    if chosen.keys() & {"backbone", "pretrained", "weights", "frozen"}:
-        return False
-    try:
-        find_weights(PRESETS["features"].run["backbone"])
-    except ConfigError:
-        return True
-    return False
-
-
-def _remark_on_weights(chosen: Mapping[str, Any], config: RunConfig) -> str | None:
-    """Explain what a training does without the preset's pretrained weights, and how to get them."""
-    if config.preset == "strong":
-        instead = "the network begins with random weights"
-    elif "preset" not in chosen and config.preset == "quick" and config.data != "synthetic":
-        instead = "this trains a small network, the preset quick"
-    else:
-        return None
-    backbone = PRESETS["features"].run["backbone"]
-    return f"Pretrained weights are not installed, so {instead}; better: {PUBLISHED[backbone].way}"
-
-
-def _require_head(config: RunConfig, entry: Entry) -> None:
-    """Refuse settings that a head on frozen features cannot have."""
-    if not config.pretrained and config.weights is None:
-        raise ConfigError("frozen = true needs trained weights; give pretrained=true, or weights=FILE")
-    if not entry.on_features:
-        raise ConfigError(f"method = {config.method!r} needs images, not their features; give frozen=false")
-    if config.test_flips:
-        raise ConfigError("test_flips mirrors images, but frozen = true has only their features; leave one out")
-
-
-def _strong_basis(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the preset `strong` that depend on the source of the images and on the device."""
-    data, source = str(chosen.get("data", "synthetic")), chosen.get("source")
-    pictures = chosen.get("pictures") or KINDS.get(
-        str(source or recognise(None if data == "synthetic" else Path(data))), "generic"
-    )
-    if pictures not in PICTURES:
-        raise ConfigError(f"pictures = {pictures!r} is unknown; choose one of {', '.join(PICTURES)}")
-    basis = {"pictures": pictures, **PICTURES[pictures]}
-    if chosen.get("device") == "cpu" or not torch.cuda.is_available():
-        basis |= {"image_size": 128, "epochs": 12, "steps_per_epoch": 25}
-    return basis
 
 
 def require_possible(config: RunConfig, ranks: Ranks) -> None:
@@ -285,8 +149,8 @@ def require_possible(config: RunConfig, ranks: Ranks) -> None:
 
 def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
     """The training loop: epochs of steps. Each epoch is scored and written, and some are checkpointed."""
-    config, parts, model, method, engine = trainer.config, trainer.parts, trainer.model, trainer.method, trainer.engine
-    first, uses_unlabeled = trainer.ranks.first, METHODS[trainer.config.method].uses_unlabeled
+    config, engine, first = trainer.config, trainer.engine, trainer.ranks.first
+    uses_unlabeled = METHODS[config.method].uses_unlabeled
     history = trainer.restore(run)
     done = len(history.rows)
     if done < config.epochs and not trainer.ranks.from_first(lambda: reporter.silent):
@@ -304,10 +168,6 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
             reporter.step()
         trainer.end_epoch(epoch)
         with engine.arithmetic():
-            if epoch == config.warm_up_epochs:
-                method.begin(model, parts.labeled, parts.unlabeled)
-            elif not warming_up:
-                method.end_epoch(model, parts.labeled, parts.unlabeled)
             figures, arrays = trainer.evaluate(guesses=not warming_up and uses_unlabeled)
         row = {"epoch": epoch, "lr": learning_rate, **trainer.figures.read(), **figures}
         row["seconds"] = time.perf_counter() - started + (trainer.head_seconds if epoch == 1 else 0.0)
@@ -327,7 +187,7 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
         reporter.note(engine.remark)
     if writer is not None:
         writer.close()
-    held_out = predict_held_out(trainer, update, reporter)
+    held_out = predict_held_out(trainer, learn, reporter)
     with engine.arithmetic():
         conclusions = trainer.conclude(history, held_out)
     if not first:
@@ -342,6 +202,17 @@ def fit(trainer: Trainer, run: Run, reporter: Reporter) -> Run:
         conclusions.thumbnails,
     )
     return Run(run.folder)
+
+
+def learn(trainer: Trainer) -> None:
+    """All steps of a training, without evaluating or writing anything."""
+    for epoch in range(1, trainer.config.epochs + 1):
+        warming_up = epoch <= trainer.config.warm_up_epochs
+        compute = trainer.warm_up if warming_up else trainer.step
+        trainer.begin_epoch(epoch)
+        for inputs in trainer.sample(epoch, labels_only=warming_up):
+            trainer.engine.run(update, trainer, compute, *inputs)
+        trainer.end_epoch(epoch)
 
 
 def update(trainer: Trainer, compute: Callable[..., StepOutput], *inputs: Tensor) -> None:

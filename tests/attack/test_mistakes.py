@@ -26,10 +26,10 @@ from csda.data.cache import digest
 from csda.data.decode import UnreadableError, read_image
 from csda.errors import CsdaError, DataError
 from csda.predict import load
+from csda.presets import configure
 from csda.progress import Reporter
 from csda.research.ledger import ContentFinder
 from csda.runs import Run
-from csda.training import configure
 from tiny import arguments, train_tiny
 
 

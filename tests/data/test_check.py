@@ -14,7 +14,8 @@ from csda.data import load_dataset, synthetic
 from csda.data.check import Report, check, run_check, write_page
 from csda.data.splits import make_split
 from csda.errors import DataError
-from csda.training import configure, train
+from csda.presets import configure
+from csda.training import train
 
 
 def make_class(root: Path, name: str, count: int, grey: bool = False) -> Path:

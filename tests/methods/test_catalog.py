@@ -9,10 +9,10 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from csda.config import PRESETS, Reading, RunConfig
+from csda.config import Reading, RunConfig
 from csda.methods import METHODS
 from csda.methods.catalog import list_values, methods_table, settings_table
-from csda.training import configure
+from csda.presets import PRESETS, configure
 
 
 def _lines(table: Table, width: int = 100) -> list[str]:

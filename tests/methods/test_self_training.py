@@ -14,7 +14,7 @@ from csda.errors import ConfigError
 from csda.methods.self_training import SelfTraining
 from csda.models.dropout import Dropout
 from csda.models.two_stream import TwoStream
-from csda.training import configure
+from csda.presets import configure
 from reference.trainings import Training, make_training
 
 

@@ -14,10 +14,11 @@ from PIL import Image
 from csda.data.prepared import prepare_data
 from csda.errors import ConfigError
 from csda.methods import METHODS
+from csda.presets import configure
 from csda.progress import Reporter
 from csda.runs import Run
 from csda.trainer import Trainer
-from csda.training import configure, train
+from csda.training import train
 from tiny import LABELS, SETTINGS, make_images
 
 SMALL: dict[str, Any] = SETTINGS | {"epochs": 2, "steps_per_epoch": 2, "tensorboard": False}

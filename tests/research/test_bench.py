@@ -16,6 +16,7 @@ from csda.data.decode import read_image
 from csda.errors import ConfigError, DataError
 from csda.methods import METHODS
 from csda.models.alexnet import alexnet
+from csda.presets import configure
 from csda.research.bench import bench_data, bench_features, bench_predict, bench_scale, bench_step, keep
 from csda.research.bench.noise import images_trained_on, make_data, open_trainer
 from csda.research.bench.recipe import RECIPES, bench_recipe, count_recipe
@@ -23,7 +24,7 @@ from csda.research.bench.step import count_work
 from csda.research.bench.timing import figure, ratios, time_in_turn
 from csda.research.bench.torch_loader import _draw_files, _Images
 from csda.research.bench.work import Work, average_work, inference_work, training_work
-from csda.training import configure, update
+from csda.training import update
 from tiny import COUNTS
 
 TINY: dict[str, Any] = {

@@ -12,9 +12,9 @@ import pytest
 
 from csda import metrics
 from csda.errors import RunError
+from csda.presets import configure
 from csda.research import ledger
 from csda.runs import Run
-from csda.training import configure
 from tiny import make_images
 
 

@@ -22,11 +22,11 @@ from csda import metrics
 from csda.classifier import CSDAClassifier
 from csda.data.prepared import PreparedData, prepare_data
 from csda.errors import DataError, explained
+from csda.presets import configure
 from csda.probe import choose_strength
 from csda.progress import Reporter
 from csda.research.simulate import frozen_features
 from csda.runs import describe_environment, write_csv, write_whole
-from csda.training import configure
 
 Array = npt.NDArray[Any]
 

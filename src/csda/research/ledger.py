@@ -24,9 +24,9 @@ from csda import metrics
 from csda.config import CIRCUMSTANCES, RunConfig
 from csda.data import load_dataset, split_files
 from csda.data.content import content_digest, hash_contents
+from csda.presets import configure
 from csda.research.summary import average
 from csda.runs import Run
-from csda.training import configure
 
 Identity = dict[str, Any]
 Contents = Mapping[str, str]

@@ -29,6 +29,7 @@ from typing import Any
 from csda.config import RunConfig
 from csda.errors import CsdaError, DataError, RunError
 from csda.methods import METHODS
+from csda.presets import configure
 from csda.progress import Reporter
 from csda.research.experiments import Experiment, choose_variant, read_experiment
 from csda.research.grid import draw_experiment, write_grid
@@ -59,7 +60,7 @@ from csda.research.paper import (
 )
 from csda.research.summary import GAPS, compare_rows, format_number, format_page, group, list_columns, summarize
 from csda.runs import Run, source_commit, write_csv, write_whole
-from csda.training import configure, train
+from csda.training import train
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from csda.data.prepared import PreparedData, prepare_data
 from csda.errors import explained
 from csda.features import open_features
 from csda.models.weights import read_weights
+from csda.presets import configure
 from csda.progress import Reporter
 from csda.report.figures import PALETTE, STYLE
 from csda.research.grid import WIDTH, write_grid
@@ -31,7 +32,6 @@ from csda.review.learning import Learned, align, learn, learn_again, leave_out
 from csda.review.ordering import DEFAULTS, Pool, audit_order, interleave, rank
 from csda.review.ordering import ORDERS as MEANINGS
 from csda.runs import describe_environment, write_csv, write_whole
-from csda.training import configure
 
 ORDERS = ("random", "mix", "uncertainty", "disagreement", "rare", "diversity")
 

@@ -15,9 +15,9 @@ from csda.data.store import open_pixels
 from csda.engine import choose_device
 from csda.features import open_features
 from csda.models.weights import read_weights
+from csda.presets import configure
 from csda.probe import Probe, assign_folds, fit_probe
 from csda.progress import Reporter
-from csda.training import configure
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

@@ -16,9 +16,10 @@ from csda.engine import arithmetic, choose_device, using
 from csda.features import Extractor, open_features
 from csda.models.feature_encoder import build_body
 from csda.models.weights import read_weights
+from csda.presets import configure
 from csda.progress import Reporter
 from csda.research.bench.timing import describe_machine, time_once
-from csda.training import configure, train
+from csda.training import train
 
 
 def bench_features(chosen: Mapping[str, Any], data: Path | None, rounds: int) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from csda.data.records import Dataset, Pixels, Record, Split
 from csda.errors import ConfigError
 from csda.methods import METHODS
 from csda.methods.self_training import SelfTraining
+from csda.presets import configure
 from csda.research.bench.timing import Action
 from csda.trainer import Trainer
-from csda.training import configure, update
+from csda.training import update
 
 LABELED, HELD_OUT, UNLABELED, CLASSES = 512, 64, 1024, 7
 NOISY = 4096

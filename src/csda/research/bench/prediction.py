@@ -23,9 +23,9 @@ from csda.evaluate import predict_images
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.predict import Predictor
+from csda.presets import configure
 from csda.research.bench.timing import Action, describe_machine, figure, time_once
 from csda.runs import Run
-from csda.training import configure
 
 BATCH = 256
 CLASSES = 7

@@ -15,6 +15,7 @@ from csda.engine import backends, choose_device
 from csda.methods import METHODS
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
+from csda.presets import configure
 from csda.research.bench.noise import CLASSES, open_trainer, stepper
 from csda.research.bench.timing import describe_machine, figure, ratios, time_in_turn, time_once
 from csda.research.bench.work import (
@@ -26,7 +27,6 @@ from csda.research.bench.work import (
     multiplying,
     training_work,
 )
-from csda.training import configure
 
 STEPS = 2000
 """Number of steps of the training."""

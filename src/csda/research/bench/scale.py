@@ -11,9 +11,9 @@ from typing import Any
 
 from csda.engine import backends, choose_device
 from csda.fast.streaming import AHEAD
+from csda.presets import configure
 from csda.research.bench.noise import CLASSES, UNLABELED, open_trainer, stepper
 from csda.research.bench.timing import describe_machine, figure, ratios, time_in_turn
-from csda.training import configure
 
 UNLABELED_COUNTS = (10_000, 100_000, 1_000_000)
 CLASS_COUNTS = (2, 7, 100, 1_000)

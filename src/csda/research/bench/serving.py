@@ -23,9 +23,9 @@ from PIL import Image
 
 from csda.data.splits import SplitRow
 from csda.errors import RunError
+from csda.presets import configure
 from csda.research.bench.timing import describe_machine
 from csda.runs import Run
-from csda.training import configure
 
 CLASSES = ("adenoma", "normal", "polyp", "ulcer")
 FILES = 200

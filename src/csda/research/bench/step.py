@@ -19,6 +19,7 @@ from csda.methods import METHODS
 from csda.methods.base import StepOutput
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
+from csda.presets import configure
 from csda.research.bench.noise import CLASSES, images_trained_on, open_trainer, stepper
 from csda.research.bench.starts import measure_seeds, measure_start
 from csda.research.bench.timing import Action, describe_machine, figure, ratios, time_in_turn
@@ -33,7 +34,7 @@ from csda.research.bench.work import (
     training_work,
 )
 from csda.trainer import Trainer
-from csda.training import configure, update
+from csda.training import update
 
 PARTS = ("streamed", "seeds", "methods", "start", "loader")
 """Further measurements, besides the steps of `csda` and `nm`, in this order."""
