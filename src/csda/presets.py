@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from csda.config import RunConfig, Settings, explain_findings
 from csda.data import recognise
-from csda.data.splits import Budget
+from csda.data.stratification import Budget
 from csda.errors import ConfigError
 from csda.methods import METHODS, Entry
 from csda.models.weights import PUBLISHED, find_weights

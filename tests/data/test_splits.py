@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from csda.data.records import Dataset, Label, Record, Split
 from csda.data.splits import (
     Begun,
-    Budget,
     label_text,
     leave_out,
     list_split,
@@ -30,6 +29,7 @@ from csda.data.splits import (
     read_truth,
     restore_split,
 )
+from csda.data.stratification import Budget
 from csda.errors import ConfigError, DataError
 from csda.runs import write_csv
 

@@ -18,7 +18,7 @@ from PIL import Image
 from csda import metrics, runs
 from csda.config import RunConfig
 from csda.data import synthetic
-from csda.data.splits import Budget
+from csda.data.stratification import Budget
 from csda.errors import ConfigError, CsdaError, DataError, RunError
 from csda.progress import Reporter
 from csda.research import reproduce

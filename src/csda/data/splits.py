@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,15 @@ import numpy as np
 
 from csda.data.csv_files import JOIN, NONE_PRESENT, enter, read_table
 from csda.data.records import Dataset, Label, Part, Record, Split
+from csda.data.stratification import (
+    Budget,
+    draw_groups,
+    draw_units,
+    held_out_targets,
+    labeled_targets,
+    strata_of,
+    units_of,
+)
 from csda.errors import ConfigError, DataError
 
 PARTS: tuple[Part, ...] = ("labeled", "unlabeled", "val", "test")
@@ -20,47 +28,6 @@ FEW_VALIDATION = 30
 """With fewer validation images, a remark says that they are too few to choose the epoch."""
 
 TITLES = {"labeled": "labeled", "unlabeled": "unlabeled", "val": "validation", "test": "test"}
-
-_NOTHING = -1
-"""Stratum of multi-label images without any label."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """A number of images: in total, as a share, per class, or of a share of the groups.
-
-    >>> Budget.parse("10%"), Budget.parse("10% of groups")
-    (Budget(amount=0.1, unit='share'), Budget(amount=0.1, unit='share of groups'))
-    >>> Budget.parse("20/class"), Budget.parse(300)
-    (Budget(amount=20, unit='per class'), Budget(amount=300, unit='images'))
-    """
-
-    amount: float
-    unit: Literal["images", "share", "share of groups", "per class"]
-
-    @classmethod
-    def parse(cls, text: str | int) -> Budget:
-        match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(%(?:ofgroups)?|/class)?", str(text).replace(" ", ""), re.ASCII)
-        number, suffix = match.groups() if match else ("0", None)
-        if suffix in ("%", "%ofgroups") and 0 < float(number) <= 100:
-            return cls(float(number) / 100, "share" if suffix == "%" else "share of groups")
-        if suffix in ("/class", None) and number.isdigit() and int(number) > 0:
-            return cls(int(number), "per class" if suffix else "images")
-        raise ConfigError(f"`{text}` is not a number of images; write 300, 10% (up to 100%), 20/class or 10% of groups")
-
-    def __str__(self) -> str:
-        if self.unit.startswith("share"):
-            return f"{self.amount * 100:g}%{self.unit.removeprefix('share')}"
-        return f"{self.amount}/class" if self.unit == "per class" else f"{self.amount}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """Images that are drawn together, by position: one image, or a whole group."""
-
-    members: list[int]
-    counts: Mapping[int, int]
-    """Number of its images in each stratum."""
 
 
 class SplitRow(NamedTuple):
@@ -133,9 +100,9 @@ def make_split(
     if missing and by == "image" and not dataset.multi_label:
         _require_enough(dataset, pool, len(missing) + 1)
     for keep, part in zip(range(len(missing), 0, -1), missing, strict=True):
-        units = _units(records, pool, by)
-        targets, total = _held_out_targets(dataset, units, Budget.parse(held_out[part]), whole, keep)
-        taken = set(_draw(units, targets, total, keep=keep, rng=rng))
+        units = units_of(records, pool, by)
+        targets, total = held_out_targets(dataset, units, Budget.parse(held_out[part]), whole, keep)
+        taken = set(draw_units(units, targets, total, keep=keep, rng=rng))
         positions[part] = sorted(taken)
         pool[:] = [position for position in pool if position not in taken]
         if any(positions[other] for other in held_out if other not in missing):
@@ -305,195 +272,17 @@ def _draw_labeled(
     if budget.unit == "share of groups":
         if by != "group":
             raise ConfigError(f"labels = '{budget}' needs whole groups; give split_by=group, or a number of images")
-        return _draw_groups(_units(records, candidates, "group"), budget.amount, rng)
-    targets, total = _labeled_targets(dataset, candidates, budget)
-    labeled = _draw(_units(records, candidates, by), targets, total, keep=0, rng=rng)
+        return draw_groups(units_of(records, candidates, "group"), budget.amount, rng)
+    targets, total = labeled_targets(dataset, candidates, budget)
+    labeled = draw_units(units_of(records, candidates, by), targets, total, keep=0, rng=rng)
     if total is not None and len(labeled) > total and by == "group":
-        labeled = _draw(_units(records, candidates, "image"), targets, total, keep=0, rng=rng)
+        labeled = draw_units(units_of(records, candidates, "image"), targets, total, keep=0, rng=rng)
         remarks.append("groups are too large for so few labels: some are divided between labeled and unlabeled images")
     if total is not None and len(labeled) > total:
         raise DataError(f"{budget} labels cannot cover every class; ask for at least {len(labeled)}")
     if total is not None and len(labeled) < total:
         remarks.append(f"whole groups gave {len(labeled)} labeled images where {total} were asked for")
     return labeled
-
-
-def _units(records: Sequence[Record], positions: Iterable[int], by: Literal["image", "group"]) -> list[_Unit]:
-    if by == "image":
-        return [_Unit([position], dict.fromkeys(_strata(records[position]), 1)) for position in positions]
-    groups: dict[object, list[int]] = defaultdict(list)
-    for position in positions:
-        # An image without a group is its own unit, named by its index, which cannot equal a group's name.
-        groups[records[position].group or position].append(position)
-    return [
-        _Unit(members, Counter(stratum for position in members for stratum in _strata(records[position])))
-        for members in groups.values()
-    ]
-
-
-def _strata(record: Record) -> tuple[int, ...]:
-    if isinstance(record.label, tuple):
-        return record.label or (_NOTHING,)
-    assert record.label is not None
-    return (record.label,)
-
-
-def _count_strata(units: Iterable[_Unit]) -> dict[int, int]:
-    total: Counter[int] = Counter()
-    for unit in units:
-        total.update(unit.counts)
-    return dict(sorted(total.items()))
-
-
-def _held_out_targets(
-    dataset: Dataset, units: list[_Unit], budget: Budget, whole: int, keep: int
-) -> tuple[dict[int, int], int | None]:
-    """The number of images of each stratum for a validation or test part, and the total.
-
-    A share refers to the `whole`. `keep` is the number of later parts that also need each stratum.
-    """
-    available = _count_strata(units)
-    limits = {stratum: count - _kept(count, keep) for stratum, count in available.items()}
-    if budget.unit == "per class":
-        return _per_class_targets(dataset, limits, budget)
-    if budget.unit == "share of groups":
-        raise ConfigError(f"'{budget}' is only for labels; give a number or a share of the images")
-    wanted = round(budget.amount * whole) if budget.unit == "share" else int(budget.amount)
-    wanted = max(wanted, sum(limit > 0 for limit in limits.values()))
-    images = sum(len(unit.members) for unit in units)
-    if wanted + keep > images or wanted > sum(limits.values()):
-        raise DataError(f"{wanted} images cannot be held out of {images} labeled ones; ask for fewer, or label more")
-    return _proportional_targets(dataset, available, limits, wanted, images), wanted
-
-
-def _labeled_targets(dataset: Dataset, candidates: list[int], budget: Budget) -> tuple[dict[int, int], int | None]:
-    available = _count_strata(_units(dataset.records, candidates, "image"))
-    if budget.unit == "per class":
-        return _per_class_targets(dataset, available, budget)
-    images = len(candidates)
-    wanted = round(budget.amount * images) if budget.unit == "share" else int(budget.amount)
-    if wanted > images:
-        raise DataError(f"{wanted} labels asked for and only {images} training images have one; ask for fewer")
-    if wanted < len(dataset.classes) and not dataset.multi_label:
-        raise DataError(
-            f"{wanted} labels of {images} cannot cover {len(dataset.classes)} classes; "
-            f"ask for at least {len(dataset.classes)}"
-        )
-    return _proportional_targets(dataset, available, available, wanted, images), wanted
-
-
-def _kept(count: int, keep: int) -> int:
-    """The number of `count` images to keep for `keep` later parts, first of all one for the labeled part."""
-    return min(keep, max(1, count - 1))
-
-
-def _per_class_targets(
-    dataset: Dataset, limits: Mapping[int, int], budget: Budget
-) -> tuple[dict[int, int], int | None]:
-    """Exactly `wanted` images of each class; in a multi-label set at least that many positives of each label."""
-    scarcest = min(limits.keys() - {_NOTHING}, key=lambda stratum: limits[stratum], default=None)
-    if scarcest is not None and limits[scarcest] < budget.amount:
-        raise DataError(
-            f"{budget} images asked for, but class {dataset.classes[scarcest]} has {limits[scarcest]} to give; "
-            f"ask for fewer"
-        )
-    targets = {stratum: min(int(budget.amount), limit) for stratum, limit in limits.items()}
-    return targets, None if dataset.multi_label else sum(targets.values())
-
-
-def _proportional_targets(
-    dataset: Dataset, available: Mapping[int, int], limits: Mapping[int, int], wanted: int, images: int
-) -> dict[int, int]:
-    """`wanted` images in the proportions of `available`, at least one of each stratum and at most its limit."""
-    ideal = {stratum: wanted * count / images for stratum, count in available.items()}
-    targets = {stratum: min(max(round(ideal[stratum]), 1), limits[stratum]) for stratum in available}
-    if dataset.multi_label:
-        return targets
-    while (missing := wanted - sum(targets.values())) > 0:
-        growing = [stratum for stratum in targets if targets[stratum] < limits[stratum]]
-        for stratum in sorted(growing, key=lambda stratum: targets[stratum] - ideal[stratum])[:missing]:
-            targets[stratum] += 1
-    while (surplus := sum(targets.values()) - wanted) > 0:
-        shrinking = [stratum for stratum in targets if targets[stratum] > 1]
-        for stratum in sorted(shrinking, key=lambda stratum: ideal[stratum] - targets[stratum])[:surplus]:
-            targets[stratum] -= 1
-    return targets
-
-
-def _draw(
-    units: list[_Unit], targets: Mapping[int, int], total: int | None, *, keep: int, rng: np.random.Generator
-) -> list[int]:
-    """Draw units until every stratum has its target: iterative stratification, the rarest stratum first.
-
-    `keep` is the number of later parts that also need every stratum. Every stratum gets one unit before any gets more.
-    If no unit fits, the smallest is taken, so whole groups may exceed `total`. If the targets are met with less than
-    `total`, the rest is drawn at random.
-    """
-    carriers = _carriers(units, rng.permutation(len(units)).tolist())
-    spare = {stratum: len(numbers) - _kept(len(numbers), keep) for stratum, numbers in carriers.items()}
-    need = dict(targets)
-    left = sum(len(unit.members) for unit in units) if total is None else total
-    taken = [False] * len(units)
-
-    def is_free(number: int) -> bool:
-        return not taken[number] and all(spare[stratum] > 0 for stratum in units[number].counts)
-
-    def fits(number: int, stratum: int) -> bool:
-        return units[number].counts[stratum] <= need[stratum] and len(units[number].members) <= left
-
-    def take(number: int) -> None:
-        nonlocal left
-        taken[number] = True
-        left -= len(units[number].members)
-        for stratum, count in units[number].counts.items():
-            need[stratum] -= count
-            spare[stratum] -= 1
-
-    rarest_first = sorted(carriers, key=lambda stratum: (len(carriers[stratum]), stratum))
-    for stratum in rarest_first:
-        if need[stratum] == targets[stratum] > 0:
-            number = next((n for n in carriers[stratum] if fits(n, stratum) and is_free(n)), None)
-            if number is None:
-                free = (n for n in carriers[stratum] if is_free(n))
-                number = min(free, key=lambda n: len(units[n].members), default=None)
-            if number is not None:
-                take(number)
-    for stratum in rarest_first:
-        for number in carriers[stratum]:
-            if need[stratum] <= 0 or left <= 0:
-                break
-            if fits(number, stratum) and is_free(number):
-                take(number)
-    if total is not None:
-        for number in rng.permutation(len(units)).tolist():
-            if left <= 0:
-                break
-            if len(units[number].members) <= left and is_free(number):
-                take(number)
-    return [position for number, unit in enumerate(units) if taken[number] for position in unit.members]
-
-
-def _carriers(units: Sequence[_Unit], order: Iterable[int]) -> dict[int, list[int]]:
-    """The units with images of each stratum, by number, in the given order."""
-    carriers: dict[int, list[int]] = defaultdict(list)
-    for number in order:
-        for stratum in units[number].counts:
-            carriers[stratum].append(number)
-    return carriers
-
-
-def _draw_groups(units: list[_Unit], share: float, rng: np.random.Generator) -> list[int]:
-    """A share of the units at random, after one of each stratum, the rarest first."""
-    wanted = round(share * len(units))
-    order = rng.permutation(len(units)).tolist()
-    taken: dict[int, None] = {}
-    for numbers in sorted(_carriers(units, order).values(), key=len):
-        if taken.keys().isdisjoint(numbers):
-            taken[numbers[0]] = None
-    if len(taken) > wanted:
-        raise DataError(f"{wanted} groups cannot cover every class; ask for at least {len(taken)} of {len(units)}")
-    taken |= dict.fromkeys(order)
-    return [position for number in list(taken)[:wanted] for position in units[number].members]
 
 
 # --- what a split must satisfy --------------------------------------------------------------------------------------
@@ -545,7 +334,7 @@ def _examine(split: Split, dataset: Dataset) -> list[str]:
                 remarks.append("the validation part is empty, so it cannot choose the epoch and has no figures")
                 continue
             raise DataError(f"the split has no {TITLES[part]} image; name some in it or give more labeled images")
-        absent = sorted(set(range(len(dataset.classes))) - {index for record in members for index in _strata(record)})
+        absent = sorted(set(range(len(dataset.classes))) - {index for record in members for index in strata_of(record)})
         names = ", ".join(dataset.classes[index] for index in absent)
         if absent and part == "labeled":
             raise DataError(f"no labeled image of {names}; label some, or leave the class out")
