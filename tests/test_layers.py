@@ -17,7 +17,7 @@ from tiny import COUNTS, arguments, train_tiny
 
 LAYERS = (
     ("errors", "folders"),
-    ("arguments", "alignment", "cluster", "losses", "metrics", "probe"),
+    ("arguments", "alignment", "cluster", "environment", "files", "losses", "metrics", "probe"),
     ("config", "progress", "distributed", "examples", "calibration"),
     ("marginals", "condition_queue", "models", "data"),
     ("methods", "evaluate", "runs", "engine", "grad_cam"),

@@ -26,7 +26,8 @@ from sklearn.metrics import recall_score, roc_auc_score
 from csda import runs
 from csda.data.splits import SplitRow
 from csda.errors import RunError
-from csda.runs import Run, held, write_csv
+from csda.files import write_csv
+from csda.runs import Run, held
 from tiny import COUNTS, InterruptedReporter, train_tiny
 
 FILES = {

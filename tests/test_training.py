@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import csda
-from csda import metrics, runs, trainer
+from csda import environment, metrics, trainer
 from csda.config import RunConfig
 from csda.data import prepared
 from csda.data.prepared import prepare_data
@@ -389,13 +389,13 @@ def test_environment_tells_where_a_run_was_made(tiny_run: Run) -> None:
 
 def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert runs.source_commit() is None
+    assert environment.source_commit() is None
 
 
 def test_without_git_the_commit_is_what_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CSDA_COMMIT", "abc")
-    assert runs.source_commit() == "abc"
+    assert environment.source_commit() == "abc"
 
 
 def test_seeds_share_a_split_that_has_its_own(tiny_images: Path) -> None:
@@ -412,7 +412,7 @@ def test_the_commit_of_somebody_elses_checkout_is_not_ours(tmp_path: Path, monke
     git.write_text(f"#!/bin/sh\necho {tmp_path}\necho 0123456789abcdef\n")
     git.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert runs.source_commit() is None
+    assert environment.source_commit() is None
 
 
 def test_a_package_that_was_changed_since_its_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,23 +421,23 @@ def test_a_package_that_was_changed_since_its_commit_says_so(tmp_path: Path, mon
         made = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
         return made.stdout.strip()
 
-    module = tmp_path / "src" / "csda" / "runs.py"
+    module = tmp_path / "src" / "csda" / "environment.py"
     module.parent.mkdir(parents=True)
     module.write_text("one\n")
     (tmp_path / "notes").write_text("one\n")
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
-    monkeypatch.setattr(runs, "__file__", str(module))
+    monkeypatch.setattr(environment, "__file__", str(module))
     commit = git("rev-parse", "HEAD")
-    assert runs.source_commit() == commit
+    assert environment.source_commit() == commit
     (tmp_path / "notes").write_text("two\n")
-    assert runs.source_commit() == commit
+    assert environment.source_commit() == commit
     module.write_text("two\n")
-    assert runs.source_commit() == f"{commit}+changed"
+    assert environment.source_commit() == f"{commit}+changed"
     module.write_text("one\n")
     module.with_name("another.py").write_text("")
-    assert runs.source_commit() == f"{commit}+changed"
+    assert environment.source_commit() == f"{commit}+changed"
 
 
 # --- data that cannot be trained on --------------------------------------------------------------------------

@@ -369,7 +369,8 @@ def labels_export(
     """
     from csda.data.prepared import load_configured
     from csda.data.reviewed import list_decided, read_review
-    from csda.runs import Run, write_csv
+    from csda.files import write_csv
+    from csda.runs import Run
 
     if (what / "config.toml").is_file():
         dataset = load_configured(Run(what).settings)

@@ -31,9 +31,10 @@ from csda.data.decode import IMAGE_SUFFIXES, REDUCED, Aspect, read_image, read_p
 from csda.data.tree import walk_images
 from csda.errors import ConfigError, RunError, explained
 from csda.evaluate import predict_images
+from csda.files import write_whole
 from csda.predict import Predictor
 from csda.report.card import model_card
-from csda.runs import Run, write_whole
+from csda.runs import Run
 
 Form = Literal["onnx", "torch", "monai"]
 Answer = Callable[[npt.NDArray[np.uint8]], npt.NDArray[Any]]

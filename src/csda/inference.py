@@ -26,8 +26,8 @@ from csda.data.decode import IMAGE_SUFFIXES, unremarked
 from csda.data.splits import label_text
 from csda.data.tree import walk_images
 from csda.errors import DataError, RunError, explained
+from csda.files import write_whole
 from csda.predict import Outcome, Predictor, in_groups, load
-from csda.runs import write_whole
 
 Launcher = Literal["threads", "ray"]
 Progress = Callable[[int, int], None]

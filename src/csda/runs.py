@@ -22,16 +22,11 @@ import hashlib
 import io
 import json
 import os
-import platform
-import shlex
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,9 +38,9 @@ import csda
 from csda.calibration import Calibration, from_json
 from csda.config import RunConfig, differences, format_config, parse_config, read_config
 from csda.data.records import encode_labels
-from csda.data.regular import open_regular
 from csda.data.splits import Begun, SplitRow, parse_label, read_rows, read_truth
 from csda.errors import ConfigError, DataError, RunError, explained
+from csda.files import lock, open_regular, write_csv, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -648,7 +643,7 @@ def held(folder: Path, *, new: bool = False) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     try:
-        if not _lock(handle):
+        if not lock(handle):
             raise RunError(f"{folder}: another process is training this run; wait for it to end")
         yield
     finally:
@@ -656,18 +651,6 @@ def held(folder: Path, *, new: bool = False) -> Iterator[None]:
         for path in missing:
             with suppress(OSError):
                 path.rmdir()
-
-
-def _lock(handle: int) -> bool:
-    """Lock this file or folder; False if another process has it. True on systems without such locks."""
-    with suppress(ImportError):
-        import fcntl
-
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
 
 
 def _occupied(folder: Path) -> bool:
@@ -745,37 +728,6 @@ def _digest_weights(weights: Mapping[str, Tensor], model: Mapping[str, Any]) -> 
     return digest.hexdigest()
 
 
-def describe_environment() -> dict[str, Any]:
-    """The environment of a run, as far as known without importing torch."""
-    return {
-        "csda": csda.__version__,
-        "commit": source_commit(),
-        "command": shlex.join(["csda", *sys.argv[1:]]),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-    }
-
-
-def source_commit() -> str | None:
-    """The commit of the source checkout of the package, marked if the package was changed. Without git, CSDA_COMMIT."""
-    here = Path(__file__).resolve().parent
-    try:
-        top, _, commit = _git(here, "rev-parse", "--show-toplevel", "HEAD").partition("\n")
-        # An installed package may be inside the checkout of another project.
-        if commit and Path(top).resolve() == here.parent.parent:
-            return f"{commit}+changed" if _git(here, "--no-optional-locks", "status", "--porcelain", ".") else commit
-    except OSError:
-        pass
-    return os.environ.get("CSDA_COMMIT")
-
-
-def _git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def _npz(arrays: Mapping[str, Array]) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
@@ -803,34 +755,3 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for key, value in row.items()
     }
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    write_whole(path, buffer.getvalue())
-
-
-def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file so that it is complete or absent, also after a crash or on a full disk."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with explained(path):
-        temporary.unlink(missing_ok=True)  # of a write that was interrupted; a link or pipe there is not followed
-        try:
-            with temporary.open("xb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    return path

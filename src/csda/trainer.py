@@ -38,6 +38,7 @@ from csda.engine import (
     set_learning_rate,
     streaming,
 )
+from csda.environment import describe_environment
 from csda.errors import DataError, RunError
 from csda.evaluate import Conclusions, Evaluator, Floats, score
 from csda.features import Features
@@ -50,7 +51,7 @@ from csda.models.feature_encoder import Standardize, build_body, feature_encoder
 from csda.models.two_stream import TwoStream
 from csda.probe import Balance, Probe, fit_probe
 from csda.progress import format_duration
-from csda.runs import Run, describe_environment
+from csda.runs import Run
 from csda.thumbnails import illustrate
 
 _INITIAL_WEIGHTS = threading.Lock()

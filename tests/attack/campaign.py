@@ -42,15 +42,17 @@ import numpy as np
 from PIL import Image
 from review_server import Server
 
-from csda import runs
+from csda import files, runs
 from csda.data import check as check_module
 from csda.data import load_dataset
 from csda.data.csv_files import read_table
 from csda.data.decisions import read_decisions
 from csda.data.decode import UnreadableError, read_header, read_image, unremarked
+from csda.environment import source_commit
 from csda.errors import CsdaError, DataError, RunError
+from csda.files import write_whole
 from csda.models.backbones import BACKBONES
-from csda.runs import Run, source_commit, write_whole
+from csda.runs import Run
 from tiny import make_images, plain, small, train_tiny
 
 RESULTS = Path(__file__).parents[2] / "results" / "attack"
@@ -219,7 +221,7 @@ def _train(images: Path, out: Path, breaks: dict[str, int]) -> None:
     """Train or go on; is killed in the middle of a write, or has no room for one, by its number in this process."""
     if "quiet" in breaks:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    write, written = runs.write_whole, 0
+    write, written = files.write_whole, 0
 
     def write_some(path: Path, content: str | bytes) -> Path:
         nonlocal written
@@ -232,7 +234,8 @@ def _train(images: Path, out: Path, breaks: dict[str, int]) -> None:
             raise RunError(f"{path}: no space left on device")
         return write(path, content)
 
-    runs.write_whole = write_some
+    # Tables are written by `files` itself.
+    files.write_whole = runs.write_whole = write_some
     try:
         train_tiny(images, out, resume=True, **SHORT)
     except RunError as error:

@@ -13,7 +13,7 @@ import torch
 
 from csda import runs, trainer, training
 from csda.data.cache import digest
-from csda.runs import write_whole
+from csda.files import write_whole
 from tiny import plain, train_tiny
 
 SETTINGS: dict[str, dict[str, Any]] = {

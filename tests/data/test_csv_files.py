@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from csda.data.csv_files import clean_names, read_flags, read_table
 from csda.errors import DataError
-from csda.runs import write_csv
+from csda.files import write_csv
 
 
 def table(path: Path, raw: bytes) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from csda.data import SOURCES, load_dataset, split_dataset
 from csda.data.splits import list_split
 from csda.errors import ConfigError, DataError
-from csda.runs import write_csv
+from csda.files import write_csv
 
 
 def test_drawn_set_is_the_default() -> None:

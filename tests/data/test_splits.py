@@ -31,7 +31,7 @@ from csda.data.splits import (
 )
 from csda.data.stratification import Budget
 from csda.errors import ConfigError, DataError
-from csda.runs import write_csv
+from csda.files import write_csv
 
 COLUMNS = ("id", "split", "label", "group")
 

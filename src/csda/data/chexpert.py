@@ -15,8 +15,8 @@ from typing import Literal
 
 from csda.data.csv_files import enter, read_flags, read_table, sort_lists
 from csda.data.records import Dataset, Part, Record
-from csda.data.regular import open_regular
 from csda.errors import DataError
+from csda.files import open_regular
 
 CLASSES = (
     "No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema",

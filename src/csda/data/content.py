@@ -11,9 +11,9 @@ from pathlib import Path
 from csda.data.cache import digest, recall, remember
 from csda.data.decode import UnreadableError, explain_failure
 from csda.data.records import Dataset
-from csda.data.regular import open_regular
 from csda.data.splits import label_text
 from csda.data.store import available_cores, file_keys
+from csda.files import open_regular
 from csda.folders import default_cache
 
 UNREADABLE = digest(b"unreadable")

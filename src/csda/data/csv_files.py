@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from csda.data.records import Part
-from csda.data.regular import open_regular
 from csda.errors import DataError
+from csda.files import open_regular
 
 Entry = TypeVar("Entry")
 

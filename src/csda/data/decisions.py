@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from csda.data.csv_files import UNFIT_CHARACTERS
-from csda.data.regular import open_regular
 from csda.errors import DataError, RunError, explained
+from csda.files import lock, open_regular, sync_folder
 
 FILE = "labels.csv"
 
@@ -122,7 +122,8 @@ class DecisionLog(Ledger):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
-            self._lock()
+            if not lock(self._file):
+                raise RunError(f"{self.path}: another `csda review` writes it; use that one, or stop it")
             decisions, whole, self._checksum = _parse(self.path)
             with explained(self.path):
                 if os.fstat(self._file).st_size > whole:
@@ -130,7 +131,7 @@ class DecisionLog(Ledger):
                 if whole == 0:
                     self._write(HEADER.encode())
                 os.fsync(self._file)
-                _sync_folder(folder)
+                sync_folder(folder)
         except BaseException:
             os.close(self._file)
             raise
@@ -185,15 +186,6 @@ class DecisionLog(Ledger):
     def _write(self, content: bytes) -> None:
         while content:
             content = content[os.write(self._file, content) :]
-
-    def _lock(self) -> None:
-        with suppress(ImportError):
-            import fcntl
-
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{self.path}: another `csda review` writes it; use that one, or stop it") from None
 
 
 def read_decisions(folder: Path) -> Ledger:
@@ -266,11 +258,3 @@ def _natural(text: str, where: str) -> tuple[int]:
     if not (text.isascii() and text.isdigit() and len(text) < 12):
         raise DataError(f"{where}: {text!r} is not the number of a decision; restore the file")
     return (int(text),)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -36,8 +36,8 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from csda.data.records import Pixels
-from csda.data.regular import NotRegularError, open_regular
 from csda.errors import DataError
+from csda.files import NotRegularError, open_regular
 
 Aspect = Literal["squash", "pad", "crop"]
 """How an image becomes a square."""

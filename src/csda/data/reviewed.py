@@ -11,9 +11,9 @@ from typing import Any
 
 from csda.data.decisions import Decision, read_decisions
 from csda.data.records import Dataset, Record, Split
-from csda.data.regular import open_regular
 from csda.data.splits import SplitRow, label_text, parse_label, read_rows, read_split
 from csda.errors import DataError, RunError
+from csda.files import open_regular
 
 REVIEW_FILE = "review.json"
 """File in the folder of a review before any training, with the data and its classes."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from csda.data.csv_files import UNFIT_CHARACTERS
 from csda.data.decode import IMAGE_SUFFIXES, UnreadableError, explain_failure
-from csda.data.regular import open_regular
 from csda.errors import DataError
+from csda.files import open_regular
 
 MOST = 100
 """Folders within each other, and ways to one folder by links."""

@@ -15,11 +15,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from csda.files import write_whole
 from csda.report import curves, figures, tables
 from csda.report.curves import Coverage
 from csda.report.gallery import Gallery, collect, collect_disputes
 from csda.report.tables import Entry, Estimate
-from csda.runs import Run, open_run, seal, write_whole
+from csda.runs import Run, open_run, seal
 
 LAST = 20
 """Number of last epochs for the averaged figures."""

@@ -17,6 +17,7 @@ from csda import metrics
 from csda.calibration import estimate_frequencies, measure
 from csda.data.splits import label_text
 from csda.errors import explained
+from csda.files import write_csv, write_whole
 from csda.report.tables import (
     Array,
     Estimate,
@@ -28,7 +29,7 @@ from csda.report.tables import (
     terser,
     title_table,
 )
-from csda.runs import Run, write_csv, write_whole
+from csda.runs import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,13 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from csda import metrics
 from csda.classifier import CSDAClassifier
 from csda.data.prepared import PreparedData, prepare_data
+from csda.environment import describe_environment
 from csda.errors import DataError, explained
+from csda.files import write_csv, write_whole
 from csda.presets import configure
 from csda.probe import choose_strength
 from csda.progress import Reporter
 from csda.research.simulate import frozen_features
-from csda.runs import describe_environment, write_csv, write_whole
 
 Array = npt.NDArray[Any]
 

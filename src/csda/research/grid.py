@@ -20,11 +20,11 @@ from matplotlib.ticker import PercentFormatter
 
 from csda.data import load_dataset
 from csda.data.records import Pixels
+from csda.files import write_whole
 from csda.report.figures import PALETTE, STYLE, alone, to_svg
 from csda.report.tables import choose_colours
 from csda.research.experiments import Experiment
 from csda.research.summary import Line, average, group, list_classes, summarize
-from csda.runs import write_whole
 
 _styled = matplotlib.rc_context(STYLE)
 WIDTH = 10.6

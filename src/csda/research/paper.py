@@ -20,11 +20,12 @@ from csda.data.csv_files import JOIN, NONE_PRESENT
 from csda.data.decode import read_image
 from csda.data.prepared import load_configured
 from csda.data.records import Pixels
+from csda.files import write_whole
 from csda.report.figures import PALETTE, STYLE, fill_confusion, marginal_distances, read_series
 from csda.report.tables import COLOURS, METHOD_COLOURS
 from csda.research.grid import WIDTH, colour_rows
 from csda.research.summary import average
-from csda.runs import Run, write_whole
+from csda.runs import Run
 
 Array = npt.NDArray[np.float64]
 Runs = Mapping[str, Sequence[Run]]

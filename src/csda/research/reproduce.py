@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from csda.config import RunConfig
+from csda.environment import source_commit
 from csda.errors import CsdaError, DataError, RunError
+from csda.files import write_csv, write_whole
 from csda.methods import METHODS
 from csda.presets import configure
 from csda.progress import Reporter
@@ -59,7 +61,7 @@ from csda.research.paper import (
     write_photographs,
 )
 from csda.research.summary import GAPS, compare_rows, format_number, format_page, group, list_columns, summarize
-from csda.runs import Run, source_commit, write_csv, write_whole
+from csda.runs import Run
 from csda.training import train
 
 

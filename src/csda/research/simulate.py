@@ -21,8 +21,10 @@ from matplotlib.figure import Figure
 from csda import metrics
 from csda.config import RunConfig
 from csda.data.prepared import PreparedData, prepare_data
+from csda.environment import describe_environment
 from csda.errors import explained
 from csda.features import open_features
+from csda.files import write_csv, write_whole
 from csda.models.weights import read_weights
 from csda.presets import configure
 from csda.progress import Reporter
@@ -31,7 +33,6 @@ from csda.research.grid import WIDTH, write_grid
 from csda.review.learning import Learned, align, learn, learn_again, leave_out
 from csda.review.ordering import DEFAULTS, Pool, audit_order, interleave, rank
 from csda.review.ordering import ORDERS as MEANINGS
-from csda.runs import describe_environment, write_csv, write_whole
 
 ORDERS = ("random", "mix", "uncertainty", "disagreement", "rare", "diversity")
 

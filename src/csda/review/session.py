@@ -28,10 +28,11 @@ from csda.data.records import Dataset, Record, encode_labels
 from csda.data.reviewed import REVIEW_FILE, read_review
 from csda.data.splits import label_text, parse_label
 from csda.errors import ConfigError, DataError, explained
+from csda.files import write_whole
 from csda.metrics import decide, predict, wilson_interval
 from csda.review import ordering
 from csda.review.ordering import Pool
-from csda.runs import Run, write_whole
+from csda.runs import Run
 
 Floats = npt.NDArray[np.float64]
 

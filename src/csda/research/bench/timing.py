@@ -20,7 +20,8 @@ from rich.table import Table
 import csda
 from csda.data.store import available_cores
 from csda.engine import name_device
-from csda.runs import source_commit, write_whole
+from csda.environment import source_commit
+from csda.files import write_whole
 
 Action = Callable[[], object]
 

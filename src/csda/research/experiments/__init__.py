@@ -9,8 +9,8 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from csda.config import Setting, Settings, explain_findings, load_toml
 from csda.data import recognise
-from csda.data.regular import open_regular
 from csda.errors import ConfigError
+from csda.files import open_regular
 
 HERE = Path(__file__).parent
 
