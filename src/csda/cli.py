@@ -523,7 +523,7 @@ def weights_get(name: Annotated[str, typer.Argument(help="Backbone, as listed by
 def cache(context: typer.Context) -> None:
     """Show the contents of the cache (decoded pixels, file hashes, weights) and its size limit."""
     if context.invoked_subcommand is None:
-        from csda.data.cache import cache_table
+        from csda.data.cache_folders import cache_table
         from csda.folders import default_cache
 
         _print(cache_table(default_cache()))
@@ -532,7 +532,7 @@ def cache(context: typer.Context) -> None:
 @cache_app.command("clear")
 def cache_clear() -> None:
     """Delete pixels and file hashes from the cache, but not weights. They are computed again when needed."""
-    from csda.data.cache import clear_cache, format_size
+    from csda.data.cache_folders import clear_cache, format_size
     from csda.folders import default_cache
 
     print(f"{format_size(clear_cache(default_cache()))} freed in {default_cache()}")

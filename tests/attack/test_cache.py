@@ -17,7 +17,7 @@ from PIL import Image
 
 from commands import Command, is_one_sentence
 from csda.data import load_dataset
-from csda.data.cache import list_folders
+from csda.data.cache_folders import list_folders
 from csda.data.records import Dataset, Pixels
 from csda.data.store import PixelStore, open_pixels
 from csda.errors import ConfigError, DataError

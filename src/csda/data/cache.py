@@ -22,36 +22,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from errno import EDQUOT, ENOSPC
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from csda.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from csda.data.cache_folders import cache_limit, format_size, make_room, owner_of, remove_folder
+from csda.errors import DataError
 
 FOLDERS_KEPT = 3
 """Number of folders kept for one data set at one size: the current one and earlier ones with rows to copy."""
 
-CACHE_LIMIT = 50
-"""Default size limit of the cache in GB."""
-
 SYNC_SECONDS = 0.5
 """Seconds between syncs: at most this much work is lost if a process is killed."""
-
-KINDS = ("pixels", "features")
-"""Parts of the cache that the limit applies to."""
 
 Progress = Callable[[int, int], None]
 Flags = npt.NDArray[np.bool_]
@@ -88,18 +79,6 @@ class Rows:
 
     def folder(self, cache: Path) -> Path:
         return folder_of(cache, self.place, self.settings, self.keys)
-
-
-def cache_limit() -> int:
-    """Size limit of pixels and features in bytes: `$CSDA_CACHE_LIMIT` in GB, or `CACHE_LIMIT`."""
-    text = os.environ.get("CSDA_CACHE_LIMIT") or str(CACHE_LIMIT)
-    try:
-        limit = float(text)
-        if not 0 <= limit < 1e9:
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"CSDA_CACHE_LIMIT = {text!r} is not a number of GB; give one such as 50") from None
-    return int(limit * 2**30)
 
 
 def digest(*parts: bytes) -> bytes:
@@ -392,7 +371,7 @@ def _create(folder: Path, rows: Rows) -> None:
     limit, needed = cache_limit(), sum(lengths.values())
     if limit < needed:
         raise OSError(ENOSPC, f"{format_size(needed)} are needed and CSDA_CACHE_LIMIT is {format_size(limit)}")
-    _make_room(folder.parents[2], limit - needed, folder)
+    make_room(folder.parents[2], limit - needed, folder)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(ENOSPC, f"{format_size(needed)} are needed and {format_size(free)} free")
@@ -445,125 +424,10 @@ def _evict(folder: Path) -> None:
     """Delete the oldest folders of the same data set."""
     with suppress(OSError):
         os.utime(folder)
-    same = [other for other in _siblings(folder) if _owner(other) == _owner(folder)]
+    same = [other for other in _siblings(folder) if owner_of(other) == owner_of(folder)]
     for old in same[FOLDERS_KEPT - 1 :]:
-        _remove(old)
-
-
-def _make_room(cache: Path, limit: int, kept: Path) -> None:
-    """Delete the folders that were used longest ago, except for `kept`, until the limit is kept."""
-    others = [entry for entry in list_folders(cache) if entry.folder != kept]
-    total = sum(entry.bytes for entry in others)
-    for entry in sorted(others, key=lambda entry: entry.used):
-        if total <= limit:
-            return
-        if _remove(entry.folder):
-            total -= entry.bytes
-
-
-def _remove(folder: Path) -> bool:
-    """Delete a folder that no process is writing; processes that read it keep their mapped files."""
-    try:
-        with FileLock(folder / "lock", timeout=0):
-            shutil.rmtree(folder, ignore_errors=True)
-    except (OSError, Timeout):
-        return False
-    return not folder.exists()
-
-
-def _owner(folder: Path) -> str | None:
-    try:
-        return str(json.loads((folder / "about.json").read_text())["owner"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-# --- shown and cleared ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A folder of pixels or features: its data set, number of images, and time of last use."""
-
-    folder: Path
-    owner: str
-    images: int
-    bytes: int
-    used: float
-
-
-def list_folders(cache: Path) -> list[Entry]:
-    """The folders of pixels and features in the cache."""
-    entries = []
-    for folder in (folder for kind in KINDS for folder in cache.glob(f"{kind}/*/[!.]*")):
-        with suppress(OSError):  # another process may be deleting it
-            done = folder / "done"
-            images = done.stat().st_size if done.is_file() else 0
-            entries.append(
-                Entry(folder, _owner(folder) or "unknown", images, _bytes_below(folder), folder.stat().st_mtime)
-            )
-    return sorted(entries, key=lambda entry: -entry.used)
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.lstat().st_size if not path.is_dir() else 0
-    return total
-
-
-def bytes_of(cache: Path) -> dict[str, int]:
-    """The size of each part of the cache: pixels, features, hashes, weights."""
-    return {folder.name: _bytes_below(folder) for folder in sorted(cache.glob("[!.]*")) if folder.is_dir()}
-
-
-def cache_table(cache: Path) -> Table:
-    """A table of the cache for the terminal, with a line for each folder of pixels or features and for other parts."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, title=Text(f"{cache}", "bold"), title_justify="left")
-    table.add_column("What")
-    for name in ("Images", "Size", "Last used"):
-        table.add_column(name, justify="right")
-    for entry in list_folders(cache):
-        used = datetime.fromtimestamp(entry.used).isoformat(" ", "minutes")
-        table.add_row(
-            Text(f"{entry.owner}: {entry.folder.parent.parent.name} {entry.folder.parent.name}"),
-            f"{entry.images:,}",
-            format_size(entry.bytes),
-            used,
-        )
-    sizes = bytes_of(cache)
-    for name, count in sizes.items():
-        if name not in KINDS:
-            table.add_row(
-                Text({"content": "hashes of files", "folds": "out-of-fold predictions"}.get(name, name)),
-                "",
-                format_size(count),
-                "",
-            )
-    limit = f"of {format_size(cache_limit())} for pixels and features (CSDA_CACHE_LIMIT)"
-    table.add_row("all", "", format_size(sum(sizes.values())), limit)
-    return table
-
-
-def clear_cache(cache: Path) -> int:
-    """Delete everything except weights and what other processes are writing; return the freed bytes."""
-    before = sum(bytes_of(cache).values())
-    for entry in list_folders(cache):
-        _remove(entry.folder)
-    for name in ("content", "folds"):
-        shutil.rmtree(cache / name, ignore_errors=True)
-    return before - sum(bytes_of(cache).values())
+        remove_folder(old)
 
 
 def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
-
-
-def format_size(count: int) -> str:
-    """Write a number of bytes in a readable unit."""
-    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.1f} MB"
