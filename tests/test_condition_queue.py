@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from csda import condition_queue
 from csda.condition_queue import VariableConditionQueue
-from csda.errors import ConfigError
 from reference import condition_queue as reference
 from reference.cases import Case, OnDevice, cases, thoroughly
 
@@ -174,11 +173,6 @@ def test_ties_join_the_first_class():
     assert queue.counts().tolist() == [1, 0]
 
 
-def test_a_minimum_length_that_does_not_fit_is_refused():
-    with pytest.raises(ConfigError, match="raise the capacity to 10"):
-        VariableConditionQueue(10, 9, minimum_length=1)
-
-
 def test_a_minimum_length_gives_every_class_a_place():
     queue = VariableConditionQueue(2, 4, minimum_length=1)
     queue.push(torch.tensor([1, 2, 3, 4, 5]), sure(1, 0, 0, 0, 0), torch.tensor([1.0, 0.0]), EVEN)
@@ -314,7 +308,9 @@ def test_images_stay_beside_their_samples(repeats: Any, evict: Any) -> None:
         ({"gamma": -1.0}, "`gamma` to be a number of at least 0, but got -1.0"),
         ({"gamma": float("inf")}, "`gamma`"),
         ({"delta": 1.1}, "`delta` to be a number from 0 to 1, but got 1.1"),
-        ({"minimum_length": -1}, "`minimum_length` to be a whole number of at least 0, but got -1"),
+        ({"minimum_length": -1}, "`minimum_length` to be a whole number from 0 to 2, but got -1"),
+        ({"minimum_length": 3}, "`minimum_length` to be a whole number from 0 to 2, but got 3"),
+        ({"capacity": 2, "minimum_length": 1}, "`minimum_length` to be a whole number from 0 to 0, but got 1"),
         ({"repeats": "twice"}, "`repeats` to be one of 'refresh', 'keep', but got 'twice'"),
         ({"evict": "newest"}, "`evict` to be one of 'oldest', 'least_confident', but got 'newest'"),
         ({"target_size": 0}, "`target_size` to be a whole number of at least 1, but got 0"),
@@ -331,6 +327,7 @@ def test_a_wrong_argument_is_named(wrong: dict[str, Any], named: str) -> None:
     [
         ({"indices": torch.zeros(2)}, "`indices` to be of the dtype int64, but got torch.float32"),
         ({"indices": torch.zeros(2, 1, dtype=torch.int64)}, r"`indices` to have the shape \[2\]"),
+        ({"indices": torch.tensor([3, -1])}, "`indices` to be whole numbers of at least 0, but got -1"),
         ({"aligned": torch.full((3, 2), 0.5)}, r"`aligned` to have the shape \[2, 2\], but got \[3, 2\]"),
         ({"aligned": torch.full((2, 3), 0.3)}, r"`aligned` to have the shape \[2, 2\], but got \[2, 3\]"),
         ({"labeled_confidence": torch.ones(3)}, r"`labeled_confidence` to have the shape \[2\]"),

@@ -1,7 +1,7 @@
 """Check arguments of the public classes: a `ValueError` names the argument and its allowed values.
 
-Shapes and Python numbers are always checked. Values of labels are checked only if that copies nothing from a GPU, so
-that a training step can be captured in a CUDA graph.
+Shapes and Python numbers are always checked. Values of labels and indices are checked only if that copies nothing from
+a GPU, so that a training step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from torch import Tensor
 
 
 def require_whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    in_range = isinstance(value, int) and not isinstance(value, bool) and least <= value <= (most or value)
+    in_range = (
+        isinstance(value, int) and not isinstance(value, bool) and least <= value <= (value if most is None else most)
+    )
     if not in_range:
         allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"Expected argument `{name}` to be a whole number {allowed}, but got {value!r}.")
@@ -48,6 +50,13 @@ def require_labels(labels: Tensor, num_classes: int) -> None:
         raise ValueError(
             f"Expected argument `labels` to be whole numbers from 0 to {num_classes - 1}, but got {outside[0]}."
         )
+
+
+def require_positions(name: str, indices: Tensor) -> None:
+    """Require numbers of at least 0."""
+    values = indices.numpy(force=True)
+    if len(values) and values.min() < 0:
+        raise ValueError(f"Expected argument `{name}` to be whole numbers of at least 0, but got {values.min()}.")
 
 
 def readable(values: Tensor) -> bool:

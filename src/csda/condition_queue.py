@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from csda.alignment import admitted, queue_lengths, thresholds
-from csda.arguments import require_choice, require_number, require_shape, require_whole
-from csda.errors import ConfigError
+from csda.arguments import readable, require_choice, require_number, require_positions, require_shape, require_whole
 
 MAX_CAPACITY = 100_000
 """Upper limit of the capacity; `queue_lengths` is exact up to 500,000."""
@@ -75,18 +74,13 @@ class VariableConditionQueue(nn.Module):
         require_whole("capacity", capacity, 1, MAX_CAPACITY)
         require_number("gamma", gamma)
         require_number("delta", delta, 1)
-        require_whole("minimum_length", minimum_length, 0)
+        require_whole("minimum_length", minimum_length, 0, capacity // num_classes)
         require_choice("repeats", repeats, "refresh", "keep")
         require_choice("evict", evict, "oldest", "least_confident")
         if target_size is not None:
             require_whole("target_size", target_size, 1)
         for size in image_shape or ():
             require_whole("image_shape", size, 1)
-        if minimum_length * num_classes > capacity:
-            raise ConfigError(
-                f"A queue with capacity = {capacity} cannot hold minimum_length = {minimum_length} samples of each of "
-                f"{num_classes} classes; raise the capacity to {minimum_length * num_classes} or lower the minimum."
-            )
         self.num_classes = num_classes
         self.capacity = capacity
         self.gamma = gamma
@@ -194,11 +188,12 @@ class VariableConditionQueue(nn.Module):
         targets: Tensor | None,
         images: Tensor | None,
     ) -> None:
-        """Check shapes only; values stay on the device."""
         count = indices.numel()
         if indices.dtype != torch.int64:
             raise ValueError(f"Expected argument `indices` to be of the dtype int64, but got {indices.dtype}.")
         require_shape("indices", indices, count)
+        if readable(indices):
+            require_positions("indices", indices)
         require_shape("aligned", aligned, count, self.num_classes)
         require_shape("labeled_confidence", labeled_confidence, self.num_classes)
         require_shape("unlabeled_confidence", unlabeled_confidence, self.num_classes)

@@ -341,7 +341,7 @@ def explain_findings(error: ValidationError, *, nested: bool = False) -> str:
         if finding["type"] in _WITHOUT_VALUE:
             findings.setdefault(f"{name}: {_WITHOUT_VALUE[finding['type']]}", []).append("")
             continue
-        words = finding["msg"]
+        words = _IN_OUR_WORDS.get(finding["type"], finding["msg"])
         plain = (
             words.removeprefix("Value error,")
             if finding["type"] == "value_error"
@@ -353,6 +353,8 @@ def explain_findings(error: ValidationError, *, nested: bool = False) -> str:
 
 _KINDS = frozenset({"bool", "int", "float", "str"})
 """pydantic's names of the types that a `Setting` may have."""
+
+_IN_OUR_WORDS = {"tuple_type": "give a list, such as [0.2, 0.5]"}
 
 _WITHOUT_VALUE = {"missing": "missing", "extra_forbidden": "unknown"}
 

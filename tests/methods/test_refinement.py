@@ -13,6 +13,7 @@ from csda.alignment import align, align_agnostic
 from csda.condition_queue import VariableConditionQueue
 from csda.data.augment import Augmentation
 from csda.data.loader import ImagePool
+from csda.errors import ConfigError
 from csda.marginals import ClassMarginals
 from csda.methods.base import Task
 from csda.methods.refinement import Refinement, RefinementSettings
@@ -41,6 +42,13 @@ def test_a_setting_begins_with_the_value_that_the_library_has(part: type) -> Non
     shared = arguments.keys() & settings.keys() - {"temperature"}
     assert len(shared) >= 6
     assert {name: arguments[name] for name in shared} == {name: settings[name] for name in shared}
+
+
+def test_a_queue_too_small_for_its_shortest_parts_names_the_way_out() -> None:
+    assert _refinement(minimum_length=4).queue is not None
+    for several, needed in ((False, 15), (True, 20)):
+        with pytest.raises(ConfigError, match=f"minimum_length = 5 samples .* give at least capacity={needed}, or"):
+            _refinement(minimum_length=5, multi_label=several)
 
 
 def test_without_alignment_guesses_pass_unchanged() -> None:

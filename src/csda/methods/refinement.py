@@ -17,6 +17,7 @@ from csda.alignment import class_sums, normalize, shift_weights, thresholds
 from csda.condition_queue import MAX_CAPACITY, VariableConditionQueue
 from csda.config import DETAIL, Reading, Settings
 from csda.data.loader import Batch, ImagePool, LabeledBatch
+from csda.errors import ConfigError
 from csda.marginals import AgnosticMarginals, ClassMarginals
 from csda.methods.base import Task
 
@@ -117,9 +118,16 @@ class Refinement(nn.Module):
         # Ĉ and μ of `shift_weights`, and the resulting factors, 1 at first.
         self.register_buffer("predicted_shares", torch.zeros(*shape, classes))
         self.register_buffer("mean_guess", torch.full(shape, 1 / classes))
+        queued = task.num_classes + task.multi_label
+        if settings.queue == "vcq" and settings.minimum_length * queued > settings.capacity:
+            raise ConfigError(
+                f"a queue of capacity = {settings.capacity} cannot hold minimum_length = {settings.minimum_length} "
+                f"samples of each of {queued} classes; give at least capacity={settings.minimum_length * queued}, or a "
+                "smaller minimum_length"
+            )
         self.queue = (
             VariableConditionQueue(
-                task.num_classes + task.multi_label,
+                queued,
                 settings.capacity,
                 settings.gamma,
                 settings.delta,
