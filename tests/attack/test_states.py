@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from csda import runs, trainer, training
+from csda import files, runs, trainer, training
 from csda.data.cache import digest
 from csda.files import write_whole
 from tiny import plain, train_tiny
@@ -82,7 +82,8 @@ def test_every_folder_that_a_kill_can_leave_ends_alike(
         monkeypatch.setattr(module, "time", still)
     monkeypatch.setattr(trainer, "describe_environment", lambda: {"command": "csda train"})
     folder = Folder(tiny_images, tmp_path / "run", settings)
-    monkeypatch.setattr(runs, "write_whole", folder.write)
+    for module in (files, runs):  # tables are written by `files` itself
+        monkeypatch.setattr(module, "write_whole", folder.write)
 
     expected = _identify(folder.train({}))
     states: dict[str, Files] = {}
