@@ -14,7 +14,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from csda import CSDAClassifier
+from csda import CSDAClassifier, classifier
+from csda.trainer import Trainer
+from csda.training import learn
 
 EXPECTED = {
     "check_classifiers_classes": "uses -1 as a class, which here, as in SelfTrainingClassifier, means unlabeled",
@@ -56,6 +58,22 @@ def test_unlabeled_samples_are_used_and_help() -> None:
     assert np.mean(recalls["ours"]) > np.mean(recalls["regression"])
     assert np.mean(recalls["ours"]) > np.mean(recalls["probe"]) + 0.02
     assert all(ours > probe for ours, probe in zip(recalls["ours"], recalls["probe"], strict=True))
+
+
+@pytest.mark.parametrize("network", ["head", "body"])
+def test_a_method_that_asks_for_folds_gets_them(network: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Out-of-fold predictions of easy samples are mostly right; without folds they would all be even."""
+    monkeypatch.setenv("CSDA_CACHE", str(tmp_path))
+    trained: list[Trainer] = []
+    monkeypatch.setattr(classifier, "learn", lambda trainer: (trained.append(trainer), learn(trainer)))
+    settings = {"fold_network": network, "fold_epochs": 2}
+    for seed in (0, 1):  # of other samples, but as many
+        values, labels = _drawn(300, seed)
+        partial = np.where(np.arange(300) < 100, labels, -1)
+        _small(method="csda-folds", settings=settings).fit(values, partial)
+        out_of_fold = trained[-1].method.fold_labeled.argmax(dim=1).numpy()
+        assert (out_of_fold == labels[:100]).mean() > 0.8
+    assert len(trained) == (2 if network == "head" else 12)
 
 
 def test_it_is_cloned_pickled_piped_and_cross_validated() -> None:

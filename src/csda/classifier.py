@@ -16,7 +16,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from csda.cross_fitting import cross_fit
 from csda.data.arrays import take_images, take_labels, unlabeled
+from csda.data.cache import digest
 from csda.data.decode import fit_array, read_image
 from csda.data.prepared import PreparedData
 from csda.data.records import Dataset, Record, Split
@@ -27,6 +29,7 @@ from csda.methods import METHODS
 from csda.models.feature_encoder import Standardize, build_body, fold
 from csda.models.weights import read_weights
 from csda.presets import PRESETS, configure
+from csda.progress import Reporter
 from csda.trainer import Trainer
 from csda.training import learn
 
@@ -153,6 +156,7 @@ class CSDAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             data, features = _as_data(values, missing, targets, len(self.classes_))
             with using(choose_device(config.device), "float32", config.time_kernels):
                 trainer = Trainer(config, data, features=features)
+                cross_fit(trainer, None, learn, Reporter())
                 learn(trainer)
         standardize, layer = trainer.model.student[0], trainer.predicting.head[-1]
         assert isinstance(standardize, Standardize)
@@ -212,4 +216,6 @@ def _as_data(values: Array, missing: Array, targets: Array, classes: int) -> tup
     dataset = Dataset("arrays", tuple(map(str, range(classes))), records)
     pixels = np.zeros((len(values), 1, 1, 3), np.uint8)
     features = Features(np.ascontiguousarray(values, dtype=np.float32), {}, "")
-    return PreparedData(dataset, pixels, split, (), ""), features
+    return PreparedData(
+        dataset, pixels, split, (), digest(features.array.tobytes(), repr(labels).encode()).hex()
+    ), features
