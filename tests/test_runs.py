@@ -23,7 +23,7 @@ import pytest
 import torch
 from sklearn.metrics import recall_score, roc_auc_score
 
-from csda import runs
+from csda import runs, training
 from csda.data.splits import SplitRow
 from csda.errors import RunError
 from csda.files import write_csv
@@ -415,6 +415,28 @@ def test_two_processes_do_not_train_one_run(tiny_images: Path, tmp_path: Path) -
         pass
     with held(run.folder):
         pass
+
+
+def test_a_folder_is_looked_at_and_filled_under_its_lock(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def under_lock(name: str) -> None:
+        original = getattr(training, name)
+
+        def look(*arguments: Any, **options: Any) -> Any:
+            seen.append(name)
+            with pytest.raises(RunError, match="another process is training"), held(tmp_path / "run"):
+                pass
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(training, name, look)
+
+    for name in ("require_unused", "prepare_data", "fit"):
+        under_lock(name)
+    train_tiny(tiny_images, tmp_path / "run", epochs=2)
+    assert seen == ["require_unused", "prepare_data", "fit"]
 
 
 def test_a_folder_in_which_nothing_was_written_is_removed_again(tmp_path: Path) -> None:
