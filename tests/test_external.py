@@ -13,7 +13,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 import csda
 from csda import cli
-from csda.calibration import estimate_frequencies
+from csda.calibration import estimate_frequencies, predicted_frequencies
 from csda.errors import DataError
 from csda.external import evaluate_external
 from csda.metrics import shift_frequencies
@@ -36,6 +36,34 @@ def test_other_frequencies_are_those_of_bayes_and_are_found_without_labels() -> 
     probs = _posterior(values, before)
     np.testing.assert_allclose(shift_frequencies(probs, before, after), _posterior(values, after), atol=1e-12)
     np.testing.assert_allclose(estimate_frequencies(probs, before), after, atol=0.03)
+
+
+def test_a_model_that_tells_little_keeps_the_frequencies_it_predicts() -> None:
+    """By maximum likelihood, 500 images that look alike are all of the class that the model overestimates."""
+    generator = np.random.default_rng(0)
+    flat = np.array([0.72, 0.22, 0.06]) * generator.uniform(0.99, 1.01, (500, 3))
+    flat /= flat.sum(axis=1, keepdims=True)
+    labels, trained = generator.choice(3, 500, p=[0.5, 0.3, 0.2]), np.array([0.8, 0.15, 0.05])
+    before = predicted_frequencies(flat, labels, trained)
+    np.testing.assert_allclose(before, [0.72, 0.22, 0.06], atol=1e-3)
+    np.testing.assert_allclose(estimate_frequencies(flat, before), before, atol=0.01)
+    several = predicted_frequencies(flat[:, :2], np.stack([labels == 0, labels == 9], axis=1).astype(int), trained[:2])
+    np.testing.assert_allclose(several, [0.72, 0.15 + 0.85 * 0.22], atol=1e-3)  # no image has the second label
+
+
+def test_frequencies_that_a_model_predicts_are_those_of_its_answers() -> None:
+    """Against images drawn with the frequencies that were trained on."""
+    generator = np.random.default_rng(0)
+    answers = np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.4, 0.1, 0.5]])
+    trained, labels = np.array([0.6, 0.3, 0.1]), generator.choice(3, 900, p=[0.1, 0.2, 0.7])
+    drawn = generator.choice(3, 200_000, p=trained)
+    found = predicted_frequencies(answers[labels], labels, trained)
+    np.testing.assert_allclose(found, answers[drawn].mean(axis=0), atol=0.005)
+    only = labels != 2  # of a class that is absent nothing is known
+    np.testing.assert_allclose(
+        predicted_frequencies(answers[labels[only]], labels[only], trained),
+        0.6 * answers[0] + 0.3 * answers[1] + [0, 0, 0.1],
+    )
 
 
 def test_several_labels_shift_each_by_itself() -> None:

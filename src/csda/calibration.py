@@ -225,15 +225,35 @@ def estimate_frequencies(probs: Array, before: Array, *, multi_label: bool = Fal
     """Class frequencies of unlabeled images by expectation maximisation (Saerens et al., 2002).
 
     `probs` are calibrated for the frequencies `before`. The appearance of each class is assumed to be the same in both
-    sets.
+    sets. √N images with the frequencies `before` are added to the N images: otherwise predictions that hardly tell
+    classes apart would give frequencies of 0 or 1.
     """
-    estimate = np.asarray(before, dtype=np.float64)
+    before = np.asarray(before, dtype=np.float64)
+    estimate, images, added = before, len(probs), math.sqrt(len(probs))
     for _ in range(rounds):
-        following = metrics.shift_frequencies(probs, before, estimate, multi_label=multi_label).mean(axis=0)
+        found = metrics.shift_frequencies(probs, before, estimate, multi_label=multi_label).mean(axis=0)
+        following = (images * found + added * before) / (images + added)
         if np.abs(following - estimate).max() < 1e-7:
             break
         estimate = following
     return estimate
+
+
+def predicted_frequencies(probs: Array, labels: Array, frequencies: Array) -> Floats:
+    """The mean prediction on images with these class frequencies, from labeled images with others.
+
+    It differs from the frequencies if the model is biased; then it is what predictions are to be divided by to convert
+    them to other frequencies (Alexandari et al., 2020). A class without an image counts as predicted correctly.
+    """
+    if labels.ndim == 1:
+        rows = np.eye(probs.shape[1])
+        for name in np.unique(labels):
+            rows[name] = probs[labels == name].mean(axis=0)
+        return np.asarray(frequencies @ rows, dtype=np.float64)
+    counts = np.stack([len(labels) - labels.sum(axis=0), labels.sum(axis=0)])
+    sums = np.stack([(probs * (1 - labels)).sum(axis=0), (probs * labels).sum(axis=0)])
+    absent, present = np.where(counts, sums / counts.clip(1), [[0.0], [1.0]])
+    return np.asarray(frequencies * present + (1 - frequencies) * absent, dtype=np.float64)
 
 
 def quantile(scores: Array, coverage: float) -> float | None:

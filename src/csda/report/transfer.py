@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from csda import metrics
-from csda.calibration import estimate_frequencies, measure
+from csda.calibration import estimate_frequencies, measure, predicted_frequencies
 from csda.data.splits import label_text
 from csda.errors import explained
 from csda.files import write_csv, write_whole
@@ -99,12 +99,13 @@ def measure_external(
     fitted = run.calibration
     calibrated = probs if fitted is None else fitted.scale(probs)
     frequencies = _frequencies(run, counts / len(labels))
-    trained = np.array(frequencies["trained on"])
-    estimated = estimate_frequencies(calibrated, trained, multi_label=multi_label)
-    frequencies["estimated"] = tuple(estimated.tolist())
-    adjusted = metrics.shift_frequencies(calibrated, trained, np.array(frequencies["here"]), multi_label=multi_label)
-    guessed = metrics.shift_frequencies(calibrated, trained, estimated, multi_label=multi_label)
     own_probs, own_labels = run.predictions.part("test")
+    held_out = run.predictions.probs if fitted is None else fitted.scale(run.predictions.probs)
+    before = predicted_frequencies(held_out, run.predictions.labels, np.array(frequencies["trained on"]))
+    estimated = estimate_frequencies(calibrated, before, multi_label=multi_label)
+    frequencies["estimated"] = tuple(estimated.tolist())
+    adjusted = metrics.shift_frequencies(calibrated, before, np.array(frequencies["here"]), multi_label=multi_label)
+    guessed = metrics.shift_frequencies(calibrated, before, estimated, multi_label=multi_label)
     views = [
         Shift("the run's own test images", _accuracy(own_probs, own_labels), _mca(own_probs, own_labels)),
         Shift("here", _accuracy(probs, labels), _mca(probs, labels)),
