@@ -11,8 +11,8 @@ Each file is written under a temporary name, synced and renamed, so it is comple
 later than the checkpoint are computed again, to the same numbers, and overwrite their files.
 
 The manifest has the size and SHA-256 of each final file, and every file that is read is compared with it. In an
-unfinished run, the checkpoint has the checksums of the epochs' files, and the model file has its own. In folders of
-older versions without a manifest only the form of files is checked.
+unfinished run, the checkpoint has its own checksum and those of the epochs' files, and the model file has its own. In
+folders of older versions without a manifest only the form of files is checked.
 """
 
 from __future__ import annotations

@@ -250,9 +250,17 @@ def _start(stage: Stage, out: Path, **breaks: int) -> multiprocessing.process.Ba
 
 def _compare(out: Path, stage: Stage) -> None:
     for name in COMPARED:
-        assert (out / name).read_bytes() == (stage.whole / name).read_bytes(), f"{name} differs"
+        if (out / name).read_bytes() != (stage.whole / name).read_bytes():
+            pairs = zip(_model_parts(out), _model_parts(stage.whole), strict=True)
+            raise AssertionError(f"{name} differs; of the model: {[pair for pair in pairs if pair[0] != pair[1]]}")
     left = [path.name for path in out.rglob(".*.writing")]
     assert not left, f"left behind: {left}"
+
+
+def _model_parts(run: Path) -> Any:
+    """A digest of each tensor, and the description."""
+    weights, description = Run(run).read_weights()
+    return plain({**weights, **description})
 
 
 def attack_moments(stage: Stage, chance: random.Random, count: int) -> int:
@@ -582,9 +590,15 @@ def format_page(sessions: list[dict[str, Any]]) -> str:
         commit = (session["commit"] or "unknown")[:7]
         cells = (session["date"], commit, session["seed"], session["minutes"], len(session["failures"]))
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    if failures:
+    # What came of a failure is written into sessions.json by whoever looked into it.
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for _, failure in failures:
+        kind = failure["attack"], failure["what"], failure.get("answer", "")
+        alike.setdefault(kind, []).append(str(failure["seed"]))
+    if alike:
         lines += ["", "Failures, with what they were:", ""]
-        lines += [f"- {failure['attack']}, seed {failure['seed']}: `{failure['what']}`" for _, failure in failures]
+        for (name, what, answer), seeds in alike.items():
+            lines.append(f"- {name}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: `{what}`. {answer}".rstrip())
     return "\n".join(lines) + "\n"
 
 

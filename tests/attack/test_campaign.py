@@ -79,7 +79,7 @@ def test_counts_add_up_over_sessions_and_failures_are_kept(tmp_path: Path, monke
     assert total == 7 * (len(seeds) - 1)
     page = (tmp_path / "page.md").read_text()
     assert f"| hostile names | {total:,} | 100 | 1 |" in page
-    assert f"- hostile names, seed {seeds[1]}: `an element`" in page
+    assert f"- hostile names, seed {seeds[1]}: `an element`." in page
     assert len(set(seeds)) == len(seeds)
 
 

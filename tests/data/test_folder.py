@@ -75,6 +75,13 @@ def test_a_folder_one_level_too_high_names_the_one_below(tmp_path: Path, make_im
         load(tmp_path / "one")
 
 
+def test_folders_of_the_same_names_in_all_classes_are_remarked(tmp_path: Path, make_images: MakeImages) -> None:
+    two = make_images(tmp_path / "two", [f"{top}/{name}/1.png" for top in ("left", "right") for name in ("cat", "dog")])
+    (remark,) = load(two).remarks
+    assert remark == "the folders of all 2 classes have the same folders inside: cat, dog; are these the classes?"
+    assert load(make_images(tmp_path / "odd", ["cat/p1/1.png", "cat/p2/1.png", "dog/p3/1.png"])).remarks == ()
+
+
 def test_gastrovision_as_a_plain_folder(real_data: Path) -> None:
     dataset = load_dataset(real_data / "gastrovision4")
     assert dataset.name == "folder"

@@ -10,7 +10,8 @@ Three layouts:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from csda.data.csv_files import JOIN, NONE_PRESENT, Table, clean_names, enter, read_table
@@ -83,11 +84,15 @@ def load_unlabeled(root: Path, classes: Sequence[str]) -> Dataset:
 
 def _from_folders(tree: ImageTree) -> Dataset:
     places: list[tuple[Part | None, str | None]] = []
+    inside: dict[str, set[str]] = defaultdict(set)
     in_parts = _has_part_folders(tree)
     for image in tree.images:
         *folders, _ = image.split("/")
         part = PARTS[folders.pop(0).lower()] if in_parts else None
-        places.append((part, folders[0] if folders and folders[0].lower() not in UNLABELED else None))
+        name = folders[0] if folders and folders[0].lower() not in UNLABELED else None
+        places.append((part, name))
+        if name is not None:
+            inside[name].add("/".join(folders[1:]))
     clean = clean_names(
         (name, f"{tree.root}/{image}") for (_, name), image in zip(places, tree.images, strict=True) if name
     )
@@ -102,7 +107,16 @@ def _from_folders(tree: ImageTree) -> Dataset:
         Record(image, tree.root / image, None if name is None else index[name], part=part)
         for image, (part, name) in zip(tree.images, places, strict=True)
     )
-    return Dataset("folder", classes, records, root=tree.root, remarks=_remarks(tree))
+    return Dataset("folder", classes, records, root=tree.root, remarks=(*_remarks(tree), *_remark_alike(inside)))
+
+
+def _remark_alike(inside: Mapping[str, set[str]]) -> list[str]:
+    """A remark if the folders of all classes have the same folders inside, which then are probably the classes."""
+    first, *others = inside.values()
+    if not others or len(first) < 2 or "" in first or any(names != first for names in others):
+        return []
+    names = ", ".join(sorted(first)[:3])
+    return [f"the folders of all {len(inside)} classes have the same folders inside: {names}; are these the classes?"]
 
 
 def _has_part_folders(tree: ImageTree) -> bool:
