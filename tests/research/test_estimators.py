@@ -79,6 +79,9 @@ def test_a_command_writes_runs_summary_and_where_they_are_from(
     about = json.loads((out / "meta.json").read_text())
     expected = f"csda compare-estimators {tiny_images.name} --labels 9 --labels 12 --seeds 2 --image-size 96"
     assert (about["command"], about["seeds"]) == (expected, [0, 1])
+    page = (out / "page.md").read_text()
+    assert f"`{expected}`, {about['date']}, commit {about['commit']}." in page
+    assert "| 100.0 ± 0.0 | −100.0 [−100.0, −100.0] |" in page
 
 
 def test_means_and_distances_are_those_of_the_rows() -> None:

@@ -21,13 +21,13 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from csda import metrics
 from csda.classifier import CSDAClassifier
 from csda.data.prepared import PreparedData, prepare_data
-from csda.environment import describe_environment
 from csda.errors import DataError, explained
 from csda.files import write_csv, write_whole
 from csda.presets import configure
 from csda.probe import choose_strength
 from csda.progress import Reporter
 from csda.research.simulate import frozen_features
+from csda.research.summary import describe_making, format_points, say_making
 
 Array = npt.NDArray[Any]
 
@@ -123,25 +123,54 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_comparison(rows: Sequence[Mapping[str, Any]], command: str, image_size: int, out: Path) -> Path:
-    """Write draws.csv with all rows, summary.csv and meta.json into a folder, and return it."""
+    """Write draws.csv with all rows, summary.csv, meta.json and page.md into a folder; return the page."""
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
     lines = summarise(rows)
     for name, table in (("draws.csv", rows), ("summary.csv", lines)):
         cells = [[f"{value:.6g}" if isinstance(value, float) else value for value in row.values()] for row in table]
         write_csv(out / name, list(table[0]), cells)
-    environment = describe_environment()
     meta = {
-        "command": command,
-        "date": environment["started"][:10],
-        "commit": environment["commit"],
-        "platform": environment["platform"],
+        **describe_making(command),
         "scikit_learn": _version(),
         "image_size": image_size,
         "seeds": sorted({row["seed"] for row in rows}),
     }
     write_whole(out / "meta.json", json.dumps(meta, indent=1) + "\n")
-    return out
+    return write_whole(out / "page.md", format_page(lines, meta))
+
+
+def format_page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
+    """page.md, from the lines of summary.csv and meta.json."""
+
+    def points(line: Mapping[str, Any], figure: str) -> str:
+        if line["estimator"] == OURS:
+            return "–"
+        gap, low, high = (format_points(line[f"{figure}_{part}"]) for part in ("gap", "low", "high"))
+        return f"{gap} [{low}, {high}]"
+
+    table = "\n".join(
+        f"| {line['data']} | {line['labels']} | {line['estimator']} | "
+        + " | ".join(
+            f"{100 * line[f'{figure}_mean']:.1f} ± {100 * line[f'{figure}_std']:.1f} | {points(line, figure)}"
+            for figure in FIGURES
+        )
+        + " |"
+        for line in lines
+    )
+    head = " | ".join(f"{figure.upper()}, mean ± std | {OURS} ahead" for figure in FIGURES)
+    return f"""# CSDAClassifier beside the classifiers of scikit-learn
+
+{say_making(meta)} scikit-learn {meta["scikit_learn"]}.
+
+All classifiers learn from the same frozen features of images of {meta["image_size"]} pixels, with few labels, and are
+scored on the test images of the split. Each of {len(meta["seeds"])} seeds has its own split. Differences are in points,
+paired by seed, with 95 % intervals over seeds.
+
+| data | labels | classifier | {head} |
+|---|---|---|{"---|" * 2 * len(FIGURES)}
+{table}
+"""
 
 
 def _version() -> str:

@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 from csda import metrics
 from csda.config import RunConfig
 from csda.data.prepared import PreparedData, prepare_data
-from csda.environment import describe_environment
 from csda.errors import explained
 from csda.features import open_features
 from csda.files import write_csv, write_whole
@@ -30,6 +29,7 @@ from csda.presets import configure
 from csda.progress import Reporter
 from csda.report.figures import PALETTE, STYLE
 from csda.research.grid import WIDTH, write_grid
+from csda.research.summary import describe_making, format_points, say_making
 from csda.review.learning import Learned, align, learn, learn_again, leave_out
 from csda.review.ordering import DEFAULTS, Pool, audit_order, interleave, rank
 from csda.review.ordering import ORDERS as MEANINGS
@@ -74,12 +74,8 @@ def write_simulation(rows: Sequence[Mapping[str, Any]], plan: Plan, data: str, c
     lines = summarise(rows)
     write_csv(out / "summary.csv", list(lines[0]), [[_short(value) for value in line.values()] for line in lines])
     write_grid(_draw(rows), out / "figure.svg", "MCA against the number of labels, by order")
-    environment = describe_environment()
     meta = {
-        "command": command,
-        "date": environment["started"][:10],
-        "commit": environment["commit"],
-        "platform": environment["platform"],
+        **describe_making(command),
         "data": Path(data).name,
         "first": plan.first,
         "step": plan.step,
@@ -122,7 +118,7 @@ def _page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
     def points(line: Mapping[str, Any], name: str) -> str:
         if line["order"] == "random":
             return "–"
-        gap, low, high = (f"{100 * line[f'{name}_{part}']:+.1f}".replace("-", "−") for part in ("gap", "low", "high"))
+        gap, low, high = (format_points(line[f"{name}_{part}"]) for part in ("gap", "low", "high"))
         return f"{gap} [{low}, {high}]"
 
     table = "\n".join(
@@ -149,7 +145,7 @@ def _page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
     )  # fmt: skip
     return f"""# Which image to label next
 
-`{meta["command"]}`, {meta["date"]}, commit {meta["commit"]}.
+{say_making(meta)}
 
 The loop of the review page on {meta["data"]}, whose labels are known: {meta["first"]} drawn labels, then
 {meta["step"]} more at a time up to {meta["most"]}, {len(meta["seeds"])} seeds, each with its own split. What is learned

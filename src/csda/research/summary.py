@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from csda import metrics
+from csda.environment import describe_environment
 from csda.research.experiments import Experiment
 
 COLUMNS = (
@@ -395,3 +396,20 @@ def _short(commit: str) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def describe_making(command: str) -> dict[str, Any]:
+    """The first lines of the meta.json of a comparison that is not a grid: its command, date, commit and platform."""
+    environment = describe_environment()
+    date = environment["started"][:10]
+    return {"command": command, "date": date, "commit": environment["commit"], "platform": environment["platform"]}
+
+
+def say_making(about: Mapping[str, Any]) -> str:
+    """The same as the first line of its page."""
+    return f"`{about['command']}`, {about['date']}, commit {about['commit']}."
+
+
+def format_points(difference: float) -> str:
+    """A difference in points, with its sign."""
+    return f"{100 * difference:+.1f}".replace("-", "−")
