@@ -71,6 +71,7 @@ SMALL = {
     "lr_warm_up": "0",
 }
 BENCH = {
+    "memory": ["my_images", "--preset", "quick"],
     "step": ["--rounds", "1", "--seconds", "0"],
     "recipe": ["--rounds", "1", "--seconds", "0"],
     "scale": ["--rounds", "1", "--seconds", "0"],
@@ -246,7 +247,7 @@ def test_the_commands_of_a_page_run(
                 _run(_make_small(["csda", "train", "my_images", "--out", str(out)]), monkeypatch)
             words = _make_small(words)
         elif words[1] == "bench":
-            words = [*words, *BENCH[words[2]], *_assign({} if words[2] == "data" else SMALL)]
+            words = [*words, *BENCH[words[2]], *_assign({} if words[2] in ("data", "memory") else SMALL)]
         elif words[1] == "reproduce":
             words = _shorten(words, WRITTEN) or []
         elif words[1] in ("evaluate", "predict", "report", "review", "export"):

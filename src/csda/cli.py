@@ -21,7 +21,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Check data before training on it.", no_args_is_help=True, rich_markup_mode=None)
 cache_app = typer.Typer(rich_markup_mode=None)
-bench_app = typer.Typer(help="Measure speed, as ratios within one run.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(
+    help="Measure speed, as ratios within one run, and memory.", no_args_is_help=True, rich_markup_mode=None
+)
 weights_app = typer.Typer(rich_markup_mode=None)
 labels_app = typer.Typer(help="Labels from the review page.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
@@ -602,6 +604,23 @@ def bench_data(
     from csda.research.bench import bench_data
 
     _keep_and_show([bench_data(data)], out)
+
+
+@bench_app.command("memory", short_help="Measure the memory of trainings.")
+def bench_memory(
+    data: Annotated[Path | None, typer.Argument(help="Folder of images.  [default: drawn images]")] = None,
+    presets: Annotated[
+        list[str] | None,
+        typer.Option("--preset", help="Preset to measure; repeatable.  [default: features, quick, default and strong]"),
+    ] = None,
+    rounds: Rounds = 1,
+    out: FiguresFile = None,
+) -> None:
+    """Measure the peak memory of short trainings on the CPU, with each preset."""
+    _require_research()
+    from csda.research.bench import bench_memory
+
+    _keep_and_show(bench_memory(data, presets or ("features", "quick", "default", "strong"), rounds), out)
 
 
 @bench_app.command("predict", short_help="Time predictions of image files.")

@@ -8,12 +8,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from csda.data import load_dataset
 from csda.data.records import Dataset
-from csda.data.store import available_cores, open_pixels
-from csda.research.bench.timing import time_once
+from csda.data.store import open_pixels
+from csda.research.bench.timing import describe_machine, time_once
 
 IMAGE_SIZE = 128
 REPEATS = 3
@@ -35,9 +36,9 @@ def bench_data(path: Path) -> dict[str, Any]:
             store_seconds.append(time_once(lambda: _open(dataset, cache)))
             warm_seconds.append(time_once(lambda: _open(load_dataset(path), cache)))
     return {
+        **describe_machine(torch.device("cpu")),
         "images": len(dataset.records),
         "image_size": IMAGE_SIZE,
-        "cores": available_cores(),
         "plain_seconds": plain_seconds,
         "store_seconds": store_seconds,
         "speedup": median(plain / store for plain, store in zip(plain_seconds, store_seconds, strict=True)),
