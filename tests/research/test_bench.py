@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from csda.methods import METHODS
 from csda.models.alexnet import alexnet
 from csda.presets import configure
 from csda.research.bench import bench_data, bench_features, bench_memory, bench_predict, bench_scale, bench_step, keep
-from csda.research.bench.memory import BYTES
+from csda.research.bench.memory import peak_memory
 from csda.research.bench.noise import images_trained_on, make_data, open_trainer
 from csda.research.bench.recipe import RECIPES, bench_recipe, count_recipe
 from csda.research.bench.step import count_work
@@ -138,13 +137,17 @@ def test_memory_is_that_of_a_training_of_its_own(tiny_images: Path, tmp_path: Pa
     assert figures["images"] == sum(COUNTS.values())
     peak = figures["peak_megabytes"]["quick"]
     assert (peak["method"], peak["n"]) == ("csda", 1)
-    torch_alone = "import resource, torch; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    printed = subprocess.run([sys.executable, "-c", torch_alone], capture_output=True, text=True, check=True).stdout
-    assert 1 < peak["mean"] * 1e6 / BYTES / int(printed) < 5
+    assert 1 < peak["mean"] * 1e6 / peak_memory([sys.executable, "-c", "import torch"]) < 5
     with pytest.raises(ConfigError, match=r"preset quick failed: csda: .*missing"):
         next(bench_memory(tmp_path / "missing", ["quick"], rounds=1))
     with pytest.raises(ConfigError, match="preset = 'slow' is unknown; choose among paper, default"):
         next(bench_memory(None, ["slow"], rounds=1))
+
+
+def test_peak_memory_is_that_of_the_command_alone() -> None:
+    held = bytearray(300_000_000)  # of this process, which the command does not have
+    measured = peak_memory([sys.executable, "-c", "bytearray(100_000_000)"])
+    assert 100e6 < measured < 200e6 < len(held)
 
 
 def test_features_give_every_figure(tiny_images: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from csda import metrics, runs
+from csda import environment, metrics
 from csda.config import RunConfig
 from csda.data import synthetic
 from csda.data.stratification import Budget
@@ -234,7 +234,7 @@ def test_a_page_names_commits_in_short(grid: Grid, tmp_path: Path) -> None:
 
 def _set_commit(monkeypatch: pytest.MonkeyPatch, commit: str | None) -> None:
     """The commit that the sources are at: of runs that are trained now, and of those that count."""
-    for module in (reproduce, runs):
+    for module in (reproduce, environment):
         monkeypatch.setattr(module, "source_commit", lambda: commit)
 
 

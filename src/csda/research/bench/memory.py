@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,14 @@ SHORT = (
 BYTES = 1 if sys.platform == "darwin" else 1024
 """The unit in which the system counts the memory of a process."""
 
+MEASURE = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:], stdout=sys.stderr).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)
+"""
+"""A small program between this process and the measured one, whose peak would otherwise include this one's memory."""
+
 
 def bench_memory(data: Path | None, presets: Sequence[str], rounds: int) -> Iterator[dict[str, Any]]:
     """Peak memory of a training with each preset, in a process of its own; yields the figures after each preset.
@@ -54,12 +61,15 @@ def _peak(data: Path | None, preset: str, out: Path) -> int:
     settings = (word for setting in SHORT for word in ("--set", setting))
     command = [sys.executable, "-m", "csda", "train", *([] if data is None else [str(data)])]
     command += ["--preset", preset, "--out", str(out), "--quiet", *settings]
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            said.seek(0)
-            last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
-            raise ConfigError(f"the training with preset {preset} failed: {last}")
-    return usage.ru_maxrss * BYTES
+    try:
+        return peak_memory(command)
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.strip().rpartition("\n")[2]
+        raise ConfigError(f"the training with preset {preset} failed: {last}") from None
+
+
+def peak_memory(command: Sequence[str]) -> int:
+    """The largest memory of a command in bytes, as the system counts it."""
+    measured = [sys.executable, "-S", "-c", MEASURE, *command]
+    done = subprocess.run(measured, capture_output=True, text=True, errors="replace", check=True)
+    return int(done.stdout) * BYTES
