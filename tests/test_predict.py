@@ -171,10 +171,11 @@ def test_models_that_are_none_are_refused(tiny_run: Run, tmp_path: Path) -> None
     weights, description = run.read_weights()
     half = dict(list(weights.items())[:-2])
     model = json.loads(description["csda"])
-    older_lack = {"sha256", "flips", "calibration", "aspect", "frozen", "feature_stages"}
+    older_lack = {"sha256", "flips", "calibration", "aspect", "frozen", "feature_stages", "feature_views"}
     required = model.keys() - older_lack
     keyless = [{k: v for k, v in model.items() if k not in (key, "sha256")} for key in required]
-    texts = [{}, {"csda": "[]"}, {"csda": "3"}, *({"csda": json.dumps(each)} for each in keyless)]
+    unknown = [{k: v for k, v in model.items() if k != "sha256"} | {"feature_views": "half"}]
+    texts = [{}, {"csda": "[]"}, {"csda": "3"}, *({"csda": json.dumps(each)} for each in keyless + unknown)]
     (run.folder / "manifest.json").unlink()
     for wrong, text in ((half, {}), *((weights, text) for text in texts)):
         save_file(wrong, run.folder / "model.safetensors", text)

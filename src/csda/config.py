@@ -150,6 +150,11 @@ class RunConfig(Settings):
         description="stages of a frozen network, from its end, whose averages are the features; 0: those before its "
         "classifier",
     )
+    feature_views: Annotated[Literal["plain", "zoomed", "mirrored"], DETAIL] = Field(
+        "plain",
+        description="views whose frozen features are averaged: the image; zoomed: and its middle, enlarged; mirrored: "
+        "and its mirror images",
+    )
     probe_share: Annotated[float, DETAIL] = Field(
         0.0, ge=0, le=1, description="share of the linear probe in the head that predicts, with frozen = true"
     )

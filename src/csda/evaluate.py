@@ -17,6 +17,7 @@ from csda.data.loader import ImagePool, Parts
 from csda.data.prepared import PreparedData
 from csda.data.records import encode_labels
 from csda.data.splits import label_text
+from csda.models.feature_encoder import mirror
 from csda.models.two_stream import TwoStream, probabilities
 
 Floats = npt.NDArray[np.float32]
@@ -157,7 +158,7 @@ def predict_pool(
 
 def predict_images(model: nn.Module, images: Tensor, multi_label: bool, flips: bool) -> Tensor:
     """Probabilities [B, n] of a network; with `flips` the mean over each image and its three mirror images."""
-    views = [images, *(images.flip(axes) for axes in ((3,), (2,), (2, 3)))] if flips else [images]
+    views = [images, *mirror(images)] if flips else [images]
     return torch.stack([probabilities(model(view), multi_label) for view in views]).mean(dim=0)
 
 

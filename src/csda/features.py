@@ -25,13 +25,20 @@ from csda.data.records import Pixels
 from csda.engine import Precision, arithmetic, name_device
 from csda.folders import default_cache
 from csda.models.encoder import Encoder
-from csda.models.feature_encoder import build_body
+from csda.models.feature_encoder import Views, build_body
 from csda.progress import Reporter, format_duration
 
 Floats = npt.NDArray[np.float32]
 
 BATCH_ON_CPU = 32
 """Images per batch on a CPU. With more, activations do not stay in its caches."""
+
+ALSO: dict[Views, str] = {
+    "plain": "",
+    "zoomed": ", also of their middle (feature_views),",
+    "mirrored": ", also mirrored (feature_views),",
+}
+"""The views of which features are the mean, in the announcement."""
 
 BATCHES_AHEAD = 8
 """Number of GPU batches with one common copy to the host, so that the host reads images while the GPU computes."""
@@ -86,12 +93,12 @@ def open_features(
     reporter: Reporter,
     cache: Path | None = None,
 ) -> Features:
-    """The features of the plain view of each image, computed unless the cache has them.
+    """The features of each image, computed unless the cache has them.
 
-    The cache key consists of the keys of the pixels, the network's name, weights and stages, and the precision.
+    The cache key consists of the keys of the pixels, the network's name, weights, stages and views, and the precision.
     """
-    stages = config.feature_stages
-    body = build_body(config.backbone, data.pixels.shape[1], data.pixels.shape[-1], stages, weights)
+    stages, views = config.feature_stages, config.feature_views
+    body = build_body(config.backbone, data.pixels.shape[1], data.pixels.shape[-1], stages, weights, views)
     own = body.state_dict()  # on the host, wherever the body goes
     known = digest_weights(own)
     made: list[Extractor] = []
@@ -106,7 +113,10 @@ def open_features(
         return list(extractor()(data.pixels[list(positions)]))
 
     name = config.backbone.replace(":", "-").replace("/", "-")
-    settings = f"{config.backbone}, weights {known}, {config.precision}" + (f", {stages} stages" if stages else "")
+    kind = {"stages": stages, "views": views if views != "plain" else ""}
+    settings = f"{config.backbone}, weights {known}, {config.precision}" + "".join(
+        f", {value} {name}" for name, value in kind.items() if value
+    )
     rows = Rows(
         f"{data.dataset.name} {data.dataset.root}",
         settings,
@@ -114,7 +124,9 @@ def open_features(
         (body.width,),
         make,
         workers=0,  # a second thread would break the capture of a CUDA graph on this device
-        place=f"features/{name}-{config.image_size}-{known[:8]}" + (f"-{stages}" if stages else ""),
+        place="-".join(
+            str(part) for part in (f"features/{name}", config.image_size, known[:8], *kind.values()) if part
+        ),
         dtype=np.float32,
         chunk=BATCH_ON_CPU if device.type == "cpu" else BATCHES_AHEAD * config.eval_batch_size,
     )
@@ -148,9 +160,9 @@ def _announce(config: RunConfig, data: PreparedData, missing: int, extractor: Ex
     idle = "On the CPU" if torch.cuda.is_available() else "No GPU"
     place = idle if device.type == "cpu" else name_device(device)
     return (
-        f"{place}: preset {config.preset}, features of {missing} images by {config.backbone} at "
-        f"{config.image_size}×{config.image_size}, about {format_duration(seconds)}; they are cached for other "
-        f"trainings"
+        f"{place}: preset {config.preset}, features of {missing} images{ALSO[config.feature_views]} by "
+        f"{config.backbone} at {config.image_size}×{config.image_size}, about {format_duration(seconds)}; they are "
+        f"cached for other trainings"
     )
 
 

@@ -92,7 +92,8 @@ class Predictor:
             self.calibration: Calibration | None = None if fitted is None else from_json(fitted, len(self.classes))
             takes_vectors = model["backbone"].startswith(VECTORS)
             stages: int = model.get("feature_stages", 0)
-            encoder = build_body(model["backbone"], self.image_size, self.channels, stages)
+            views = model.get("feature_views", "plain")
+            encoder = build_body(model["backbone"], self.image_size, self.channels, stages, views=views)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
                 f"{self._file}: not a model of csda ({type(error).__name__}: {error}); restore it or train again"

@@ -16,6 +16,8 @@ from csda.data import recognise
 from csda.data.stratification import Budget
 from csda.errors import ConfigError
 from csda.methods import METHODS, Entry
+from csda.models.backbones import VECTORS
+from csda.models.feature_encoder import Views
 from csda.models.weights import PUBLISHED, find_weights
 
 
@@ -209,6 +211,9 @@ KINDS = {
 }
 """The kind of pictures of each source."""
 
+VIEWS: dict[str, Views] = {"skin": "zoomed"}
+"""Views whose frozen features are averaged, for each kind of picture where that helps (decision 26)."""
+
 
 def configure(chosen: Mapping[str, Any]) -> RunConfig:
     """Make the complete configuration of a run on this machine.
@@ -234,8 +239,12 @@ def configure(chosen: Mapping[str, Any]) -> RunConfig:
         basis["precision"] = "bf16"
     if chosen.get("data", "synthetic") == "synthetic":
         basis["labels"] = "150"
+    run = PRESETS[preset].run if preset in PRESETS else {}
+    frozen = chosen.get("frozen", entry.defaults.get("frozen", run.get("frozen", False)))
+    if frozen and not str(chosen.get("backbone", "")).startswith(VECTORS):
+        basis["feature_views"] = VIEWS.get(_kind_of_pictures(chosen), "plain")
     if preset == "strong":
-        if not chosen.get("frozen", entry.defaults.get("frozen", False)):
+        if not frozen:
             basis |= _strong_basis(chosen)
         if (lacks_weights(chosen) or _has_no_weights(chosen)) and "pretrained" not in entry.defaults:
             basis["pretrained"] = False
@@ -256,7 +265,11 @@ def _require_fitting(config: RunConfig, entry: Entry, chosen: Mapping[str, Any])
         raise ConfigError("val = 0 leaves no image to choose the best epoch by; give choose=last, or another val")
     if config.frozen:
         _require_head(config, entry)
-    elif alone := [name for name in ("feature_stages", "probe_share") if chosen.get(name)]:
+    elif alone := [
+        name
+        for name in ("feature_stages", "feature_views", "probe_share")
+        if chosen.get(name, "plain") not in (0, "plain")
+    ]:
         raise ConfigError(f"{alone[0]} needs frozen = true: it is of frozen features alone")
     if config.adjust and config.prior_correction != "none":
         raise ConfigError(
@@ -331,16 +344,22 @@ def remark_on_weights(chosen: Mapping[str, Any], config: RunConfig) -> str | Non
 
 def _strong_basis(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the preset `strong` that depend on the source of the images and on the device."""
+    pictures = _kind_of_pictures(chosen)
+    basis = {"pictures": pictures, **PICTURES[pictures]}
+    if chosen.get("device") == "cpu" or not torch.cuda.is_available():
+        basis |= {"image_size": 128, "epochs": 12, "steps_per_epoch": 25}
+    return basis
+
+
+def _kind_of_pictures(chosen: Mapping[str, Any]) -> str:
+    """The kind of pictures that was chosen, or that of the source of the images."""
     data, source = str(chosen.get("data", "synthetic")), chosen.get("source")
     pictures = chosen.get("pictures") or KINDS.get(
         str(source or recognise(None if data == "synthetic" else Path(data))), "generic"
     )
     if pictures not in PICTURES:
         raise ConfigError(f"pictures = {pictures!r} is unknown; choose one of {', '.join(PICTURES)}")
-    basis = {"pictures": pictures, **PICTURES[pictures]}
-    if chosen.get("device") == "cpu" or not torch.cuda.is_available():
-        basis |= {"image_size": 128, "epochs": 12, "steps_per_epoch": 25}
-    return basis
+    return str(pictures)
 
 
 def resolve(

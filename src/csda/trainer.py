@@ -447,6 +447,7 @@ class Trainer:
             "aspect": self.config.aspect,
             "frozen": self.config.frozen,
             "feature_stages": self.config.feature_stages,
+            "feature_views": self.config.feature_views,
             "flips": self.config.test_flips,
             "class_frequencies": self.evaluator.frequencies.tolist() if self.evaluator.prior_correction else None,
             **(more or {}),
@@ -474,7 +475,13 @@ class Trainer:
             trained: TwoStream = self.model
             return trained
         config = self.config
-        encoder = build_body(config.backbone, config.image_size, self.task.channels, config.feature_stages)
+        encoder = build_body(
+            config.backbone,
+            config.image_size,
+            self.task.channels,
+            config.feature_stages,
+            views=config.feature_views,
+        )
         model = TwoStream(encoder, self.task.num_classes, rectified=False)
         model.load_state_dict(self._whole_model(), strict=False)
         model.to(self.device)

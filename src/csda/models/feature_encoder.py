@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from csda.models.backbones import build_encoder
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
 from csda.models.mobilenet import Layer
+
+Views = Literal["plain", "zoomed", "mirrored"]
+
+KEPT = 0.64
+"""Share of the width and height that the view of the middle shows."""
 
 
 class StageFeatures(Encoder):
@@ -37,19 +44,55 @@ class StageFeatures(Encoder):
         return torch.cat(averages[-self.count :], dim=1)
 
 
+class MeanOfViews(Encoder):
+    """The mean features of an image and of its enlarged middle, or of an image and its three mirror images."""
+
+    def __init__(self, encoder: Encoder, views: Literal["zoomed", "mirrored"]) -> None:
+        if views not in ("zoomed", "mirrored"):
+            raise ValueError(f"views = {views!r}; give zoomed or mirrored")
+        super().__init__(encoder, width=encoder.width)
+        self.views = views
+
+    def forward(self, *images: Tensor) -> Tensor:
+        values = images[0] if len(images) == 1 else torch.cat(images)
+        others = [enlarge_middle(values)] if self.views == "zoomed" else mirror(values)
+        # The plain view comes last, because Grad-CAM shows the last feature map that it finds.
+        return torch.stack([self[0](view) for view in (*others, values)]).mean(dim=0)
+
+
+def enlarge_middle(images: Tensor) -> Tensor:
+    """The middle of images [B, C, H, W], as large as the images."""
+    height, width = images.shape[2:]
+    rows, columns = round(KEPT * height), round(KEPT * width)
+    top, left = (height - rows) // 2, (width - columns) // 2
+    middle = images[:, :, top : top + rows, left : left + columns]
+    return F.interpolate(middle, size=(height, width), mode="bilinear", align_corners=False)
+
+
+def mirror(images: Tensor) -> list[Tensor]:
+    """The three mirror images of images [B, C, H, W]: left and right, top and bottom, and both exchanged."""
+    return [images.flip(axes) for axes in ((3,), (2,), (2, 3))]
+
+
 def build_body(
-    name: str, image_size: int, channels: int, stages: int, weights: Mapping[str, Tensor] | None = None
+    name: str,
+    image_size: int,
+    channels: int,
+    stages: int,
+    weights: Mapping[str, Tensor] | None = None,
+    views: Views = "plain",
 ) -> Encoder:
     """The network before the head: the encoder of a name, or the part of it that computes frozen features.
 
     Features are averages of its last `stages`. With 0, or if the network has no stages, they are those before the
-    classifier. From `weights` of the encoder it loads those of its own layers.
+    classifier. From `weights` of the encoder it loads those of its own layers. With other `views` than the plain one
+    it averages over them.
     """
     encoder = build_encoder(name, image_size, channels, dropout=0.0)
     body = StageFeatures(encoder, stages) if stages and len(encoder) > 1 else encoder
     if weights is not None:
         body.load_state_dict({key: weights[key] for key in body.state_dict()})
-    return body
+    return body if views == "plain" else MeanOfViews(body, views)
 
 
 class Standardize(nn.Module):

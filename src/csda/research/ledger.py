@@ -39,6 +39,7 @@ LATER = {
     "pretrained": False,
     "frozen": False,
     "feature_stages": 0,
+    "feature_views": "plain",
     "probe_share": 0.0,
     "aspect": "squash",
     "weight_decay": 0.0,

@@ -40,7 +40,7 @@ def bench_features(chosen: Mapping[str, Any], data: Path | None, rounds: int) ->
         torch.set_num_threads(config.threads)
     bare_seconds, feature_seconds, training_seconds = [], [], []
     with using(device, config.precision, config.time_kernels):
-        body = build_body(config.backbone, size, channels, config.feature_stages, weights)
+        body = build_body(config.backbone, size, channels, config.feature_stages, weights, config.feature_views)
         extractor = Extractor(body, device, config.precision, config.eval_batch_size)
         images = plain(torch.from_numpy(prepared.pixels[: extractor.batch_size].copy()).to(device))
 
