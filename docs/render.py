@@ -1,4 +1,4 @@
-"""Render the pages with results from their templates, with every number filled in from its file in results/.
+"""Render the pages with results, with every number filled in from its file in results/.
 
 A template lies under docs/templates/ at the path that its page has in the repository. It is a Jinja2 template:
 
@@ -13,14 +13,18 @@ A template lies under docs/templates/ at the path that its page has in the repos
 `setting` reads the presets of the package. `claim` prints nothing. It fails where a sentence of the page no longer
 follows from the files.
 
+The pages in results/ are written by the commands that made their tables. They are written again from the files of
+the table: runs.csv and meta.json, or summary.csv and meta.json.
+
     python docs/render.py            writes the pages
-    python docs/render.py --check    exits with 1 and names the pages that differ from their templates
+    python docs/render.py --check    exits with 1 and names the pages that differ from their files
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import shlex
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -32,6 +36,10 @@ import jinja2
 
 from csda.methods import METHODS
 from csda.presets import resolve
+from csda.research import estimators, simulate
+from csda.research.experiments import Experiment, read_experiment
+from csda.research.ledger import TEXTS
+from csda.research.summary import compare_rows, format_page, summarize
 
 ROOT = Path(__file__).parent.parent
 TEMPLATES = ROOT / "docs" / "templates"
@@ -96,8 +104,16 @@ class Results:
         return json.loads((self.folder / folder / f"{name}.json").read_text(encoding="utf-8"))
 
     def _read_file(self, file: str) -> list[Line]:
-        with (self.folder / file).open(newline="", encoding="utf-8") as stream:
-            return [{key: _value(text) for key, text in line.items()} for line in csv.DictReader(stream)]
+        return _read_lines(self.folder / file)
+
+
+def _read_lines(file: Path, texts: Iterable[str] = ()) -> list[Line]:
+    """The lines of a CSV file; the columns `texts` stay text."""
+    with file.open(newline="", encoding="utf-8") as stream:
+        return [
+            {key: text if key in texts else _value(text) for key, text in line.items()}
+            for line in csv.DictReader(stream)
+        ]
 
 
 def _value(text: str) -> Any:
@@ -192,17 +208,57 @@ def list_templates() -> list[str]:
     return sorted(path.relative_to(TEMPLATES).as_posix() for path in TEMPLATES.rglob("*.md"))
 
 
+def list_tables() -> list[str]:
+    """The folders in results/ whose pages are written from their files."""
+    grids = sorted(path.parent.name for path in (ROOT / "results").glob("*/runs.csv"))
+    return [*grids, "estimators", "review"]
+
+
+def render_table(name: str, results: Path) -> str:
+    """The page of a table, as the command that made the table writes it."""
+    folder = results / name
+    about = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    if name == "estimators":
+        return estimators.format_page(_read_lines(folder / "summary.csv"), about)
+    if name == "review":
+        return simulate.format_page(_read_lines(folder / "summary.csv"), about)
+    experiment = _open_experiment(name, about)
+    names = {(row.title or row.method, experiment.presets.get(row.name)): row.name for row in experiment.rows}
+    lines = [
+        {**line, "method": names[line["method"], line.pop("preset", None)]}
+        for line in _read_lines(folder / "runs.csv", TEXTS)
+    ]
+    places = [
+        {"method": row.name, "labels": labels, "split": split, "seed": seed}
+        for row, labels, split in experiment.places
+        for seed in experiment.seeds
+    ]
+    missing = [place for place in places if not any(place.items() <= line.items() for line in lines)]
+    summary, gaps = summarize(experiment, lines), compare_rows(experiment, lines)
+    return format_page(experiment, lines, summary, gaps, about, missing)
+
+
+def _open_experiment(name: str, about: Line) -> Experiment:
+    """The experiment of a table, with the changes for its data if its name has them."""
+    stem, experiment = read_experiment(shlex.split(about["command"])[2])
+    changes = experiment.on[name.removeprefix(f"{stem}_")].model_dump(exclude_none=True) if name != stem else {}
+    return experiment.model_copy(update=changes)
+
+
 def main(check: bool) -> int:
     """Write every page, or name those that differ."""
+    results = ROOT / "results"
+    pages = {name: render(name, results) for name in list_templates()}
+    pages |= {f"results/{name}/page.md": render_table(name, results) for name in list_tables()}
     stale = []
-    for name in list_templates():
-        text, page = render(name, ROOT / "results"), ROOT / name
+    for name, text in pages.items():
+        page = ROOT / name
         if not page.is_file() or page.read_text(encoding="utf-8") != text:
             stale.append(name)
             if not check:
                 page.write_text(text, encoding="utf-8")
     for name in stale:
-        print(f"{name} differs from its template; run `make docs`" if check else f"wrote {name}")
+        print(f"{name} differs from its template or table; run `make docs`" if check else f"wrote {name}")
     return int(check and bool(stale))
 
 

@@ -1,4 +1,4 @@
-"""Pages with results follow from their templates, and a changed result changes its page."""
+"""Pages with results follow from their templates and tables, and a changed result changes its page."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ def test_pages_follow_from_their_templates(name: str) -> None:
     assert written == RENDER.render(name, ROOT / "results"), "run `make docs`"
 
 
+@pytest.mark.parametrize("name", RENDER.list_tables())
+def test_pages_of_tables_follow_from_their_files(name: str) -> None:
+    written = (ROOT / "results" / name / "page.md").read_text(encoding="utf-8")
+    assert written == RENDER.render_table(name, ROOT / "results"), "run `make docs`"
+
+
 def _change(file: Path, column: str, by: float, **where: str) -> None:
     with file.open(newline="", encoding="utf-8") as stream:
         lines = list(csv.DictReader(stream))
@@ -59,6 +65,16 @@ def test_a_changed_result_changes_its_page_and_a_broken_claim_stops_it(tmp_path:
     _change(gaps, "mca_gap", -0.2, method="csda", reference="baseline", labels="all")
     with pytest.raises(ValueError, match="no longer follows from the files"):
         RENDER.render(page, results)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "column"),
+    [("table3", "runs.csv", "auc"), ("recipe", "runs.csv", "mca"), ("estimators", "summary.csv", "mca_mean")],
+)
+def test_a_changed_line_changes_the_page_of_its_table(name: str, file: str, column: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "results" / name, tmp_path / name)
+    _change(tmp_path / name / file, column, 0.01)
+    assert RENDER.render_table(name, tmp_path) != (ROOT / "results" / name / "page.md").read_text(encoding="utf-8")
 
 
 def test_numbers_are_written_as_pages_have_them() -> None:

@@ -21,7 +21,6 @@ from csda import demo
 from csda.metrics import paired_interval
 from csda.presets import configure
 from csda.progress import Reporter
-from csda.research import estimators
 from csda.research.estimators import summarise
 from csda.research.experiments import HERE, Experiment, read_experiment
 from csda.research.ledger import ContentFinder, agree, read_recorded, recall_contents
@@ -91,18 +90,6 @@ def test_the_table_of_estimators_follows_from_its_draws() -> None:
         assert (line["estimator"], int(line["labels"])) == (again["estimator"], again["labels"])
         for name in ("auc_mean", "auc_std", "mca_mean", "mca_gap", "mca_low", "mca_high"):
             assert float(line[name]) == pytest.approx(again[name], abs=1e-5)
-
-
-def test_the_page_of_estimators_follows_from_its_files() -> None:
-    lines = [
-        {name: value if name in ("data", "estimator") else float(value) for name, value in line.items()}
-        | {"labels": int(line["labels"])}
-        for line in _read("estimators/summary.csv")
-    ]
-    about = json.loads((RESULTS / "estimators" / "meta.json").read_text(encoding="utf-8"))
-    page = (RESULTS / "estimators" / "page.md").read_text(encoding="utf-8")
-    assert page == estimators.format_page(lines, about)
-    assert about["commit"] in page
 
 
 def test_the_default_order_of_the_review_was_chosen_on_other_seeds() -> None:

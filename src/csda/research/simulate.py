@@ -85,7 +85,7 @@ def write_simulation(rows: Sequence[Mapping[str, Any]], plan: Plan, data: str, c
         "method": "linear-probe",
     }
     write_whole(out / "meta.json", json.dumps(meta, indent=1) + "\n")
-    return write_whole(out / "page.md", _page(lines, meta))
+    return write_whole(out / "page.md", format_page(lines, meta))
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -114,7 +114,9 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def _page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
+def format_page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
+    """page.md, from the lines of summary.csv and meta.json."""
+
     def points(line: Mapping[str, Any], name: str) -> str:
         if line["order"] == "random":
             return "–"
