@@ -1,7 +1,8 @@
 """Every command on the site and in the README is run, in the order of its page, in a folder with small images.
 
 A training is made small by settings that the command does not give itself. A table is written from the committed runs
-(`--only-finished`). What cannot run here names the test in tests/ that runs it: `ELSEWHERE`.
+(`--only-finished`). What cannot run here names the test in tests/ that runs it, or for make and pip the one that checks
+what they would run: `ELSEWHERE`.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = sorted(
     path
     for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    if not {"templates", "decisions"} & set(path.relative_to(ROOT).parts) and path.name not in ("cli.md", "settings.md")
+    if "templates" not in path.relative_to(ROOT).parts and path.name not in ("cli.md", "settings.md")
 )
 
 ELSEWHERE = {
     r"make (env|test|docs|demo|attack)( .*)?": "test_docs.py::test_make_has_the_targets_that_pages_name",
+    r"pip install csda-.*\.whl": "research/test_wheel.py::"
+    "test_an_environment_with_what_the_wheel_declares_runs_the_demonstration",
     r"pip install .*": "test_docs.py::test_the_extras_that_pages_name_exist",
     r"python docs/reference/generate\.py": "test_docs.py::test_generated_pages_are_current",
     r"python -m csda\.research\.explain .*": "test_docs.py::test_pictures_are_current",
@@ -54,7 +57,9 @@ ELSEWHERE = {
     r"csda train .*weights=my_weights.*": "test_pretrained_training.py::test_a_run_begins_with_the_weights_of_a_file",
     r"csda train .*=timm:.*": "models/test_adapters.py::test_a_run_fetches_once_and_predicts_without",
     r"csda reproduce .*--fresh.*": "research/test_reproduce.py::test_a_fresh_table_has_runs_of_one_commit_alone",
-    r"csda reproduce fig\d.*": "research/test_paper.py",
+    r"csda reproduce fig\d.*": "research/test_reproduce.py::test_a_figure_is_drawn_from_the_folders",
+    r"csda reproduce strong_choice": "research/test_reproduce.py::"
+    "test_every_run_of_every_experiment_has_a_configuration",
     r"csda compare.*": "research/test_estimators.py::test_a_command_writes_runs_summary_and_where_they_are_from",
 }
 

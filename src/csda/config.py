@@ -47,7 +47,7 @@ DETAIL = Detail()
 
 
 MAX_TOML = 1 << 16
-"""Characters of a file of settings at most."""
+"""Largest number of characters in a file of settings."""
 
 
 class Settings(BaseModel):
@@ -169,7 +169,7 @@ class RunConfig(Settings):
     weight_decay: Annotated[float, DETAIL] = Field(0.0, ge=0, le=10, description="weight decay, with adamw")
     schedule: Annotated[Literal["steps", "cosine"], DETAIL] = Field(
         "steps",
-        description="learning rate schedule: decays after the shares `decays` of the epochs, or a cosine to zero",
+        description="learning rate schedule: decays after the shares `lr_decay_at` of the epochs, or a cosine to zero",
     )
     lr_warm_up: Annotated[int, DETAIL] = Field(0, ge=0, le=1_000_000, description="warm-up steps of a cosine schedule")
     lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at each decay")
@@ -289,7 +289,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Setting]:
 
 
 def load_toml(text: str) -> dict[str, Any]:
-    """What a TOML text holds; a ValueError for all that cannot be read, however long or deep it is."""
+    """Parse a TOML text. All that cannot be read is a `ValueError`, also a text that is too long or too deep."""
     if len(text) > MAX_TOML:
         raise ValueError(f"{len(text):,} characters, more than the {MAX_TOML:,} of any settings")
     try:

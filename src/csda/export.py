@@ -51,7 +51,7 @@ LARGEST = 16_384
 OPSET = 20
 SMALLEST = 1e-12
 PRECISION = 22
-"""Bits of weights at most."""
+"""Largest number of bits of a weight."""
 
 SCHEMA = "https://project-monai.github.io/schema/meta_schema_20240725.json"
 

@@ -463,7 +463,7 @@ class Run:
         return self.folder / name
 
     def _make_own(self, name: str) -> Path:
-        """A folder inside of the run folder, made if it is missing. A link is refused, whose files are elsewhere."""
+        """A folder inside of the run folder, made if it is missing. A link is refused: its files are elsewhere."""
         folder = self._path(name)
         if folder.is_symlink():
             raise RunError(f"{folder}: a link, and files would be written and deleted where it leads; remove it")
@@ -563,7 +563,7 @@ class Run:
         content = self._content(name)
         with self._readable(name), np.load(io.BytesIO(content), allow_pickle=False) as archive:
             inflated = sum(part.file_size for part in archive.zip.infolist())
-            # Figures of a training shrink to a half or a tenth.
+            # Compression makes the figures of a training two to ten times smaller.
             if inflated > 100 * len(content) + 2**24:
                 raise ValueError(f"{len(content):,} bytes inflate to {inflated:,}")
             return dict(archive)
@@ -703,8 +703,8 @@ def _is_sealed(content: bytes) -> bool:
 def seal_archive(archive: bytes) -> bytes:
     """Write the SHA-256 of a ZIP archive as its comment, which other readers of archives skip.
 
-    The checksums of an archive are of the content of its files. What a reader makes of a directory of files, in which a
-    bit has flipped, they do not say.
+    The archive's own checksums cover the content of its files, but not its directory, where a flipped bit would go
+    unnoticed.
     """
     comment = f"sha256 {hashlib.sha256(archive).hexdigest()}".encode()
     return archive[:-2] + len(comment).to_bytes(2, "little") + comment

@@ -72,7 +72,7 @@ def load(
     home = _home(root)
     training = _read_views(home / "train.csv", uncertain)
     if not training:
-        raise DataError(f"{home / 'train.csv'} has no frontal view")
+        raise DataError(f"{home / 'train.csv'} has no frontal view; restore the file")
     if not (home / training[0].path).is_file():
         raise DataError(f"{home / training[0].path} is missing; unpack the images beside train.csv")
     if lists:
@@ -104,7 +104,7 @@ def _read_views(path: Path, uncertain: Uncertain) -> list[_View]:
     for row, cells in table.rows:
         where = f"{path}, row {row}"
         if cells[side_at].strip() not in ("Frontal", "Lateral"):
-            raise DataError(f"{where}: {cells[side_at]!r} is neither Frontal nor Lateral")
+            raise DataError(f"{where}: {cells[side_at]!r} is neither Frontal nor Lateral; restore the file")
         if cells[side_at].strip() == "Lateral":
             continue
         image = re.search(r"(?:train|valid)/[^/]+/[^/]+/[^/]+$", cells[path_at].strip())
@@ -115,7 +115,7 @@ def _read_views(path: Path, uncertain: Uncertain) -> list[_View]:
         values = [CELLS.get(cells[position].strip()) for position in label_at]
         if None in values:
             name = CLASSES[values.index(None)]
-            raise DataError(f"{where}: column `{name}` must be 1, 0, -1 or empty")
+            raise DataError(f"{where}: column `{name}` must be 1, 0, -1 or empty; restore the file")
         positive = (1, -1) if uncertain == "ones" else (1,)
         label = tuple(position for position, value in enumerate(values) if value in positive)
         view = _View(image[0], None if uncertain == "remove" and -1 in values else label)
@@ -143,9 +143,9 @@ def _with_lists(root: Path, training: list[_View], lists: Sequence[Path], labels
     for part, path in sorted_lists:
         for row, name, flags in read_flags(path, len(CLASSES)):
             if name not in views:
-                raise DataError(f"{path}, row {row}: {name} is not a frontal view of train.csv")
+                raise DataError(f"{path}, row {row}: {name} is not a frontal view of train.csv; restore the list")
             if parts.setdefault(name, part) in held_out and parts[name] != part:
-                raise DataError(f"{path}, row {row}: {name} is in the {parts[name]} list, too")
+                raise DataError(f"{path}, row {row}: {name} is in the {parts[name]} list, too; restore the lists")
             relabeled.setdefault(name, tuple(sorted(CLASSES.index(LATENT_MIXING_ORDER[flag]) for flag in flags)))
 
     home = _home(root)

@@ -95,9 +95,9 @@ def _assign(parts: dict[str, tuple[Part, str]], known: Mapping[str, Record], par
         where = f"{path}, row {row}"
         image = name.rpartition(".")[0] or name
         if image not in known:
-            raise DataError(f"{where}: {name} is not an image of the data set")
+            raise DataError(f"{where}: {name} is not an image of the data set; restore the list")
         if flags != [known[image].label]:
-            raise DataError(f"{where}: {name} has another label in the metadata")
+            raise DataError(f"{where}: {name} has another label in the metadata; restore the list")
         other, other_where = parts.setdefault(image, (part, where))
         if other != part:
-            raise DataError(f"{where}: {name} is in the {other} part, too ({other_where})")
+            raise DataError(f"{where}: {name} is in the {other} part, too ({other_where}); restore the lists")

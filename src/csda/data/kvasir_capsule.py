@@ -88,7 +88,7 @@ def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
     meant: dict[str, Label] = {}
     for _, where, frame, name in entries:
         if frame not in by_frame:
-            raise DataError(f"{where}: {frame} is no image of {dataset.root}")
+            raise DataError(f"{where}: {frame} is no image of {dataset.root}; restore the list")
         if len(by_frame[frame]) == 1 and (label := by_frame[frame][0].label) is not None:
             meant.setdefault(name, label)
     parts: dict[str, Part] = {}
@@ -97,7 +97,7 @@ def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
         if image is None:
             raise DataError(f"{where}: {frame} is called {name} and lies in {by_frame[frame][0].id}, unlike others")
         if parts.setdefault(image, part) != part:
-            raise DataError(f"{where}: {frame} is in both lists")
+            raise DataError(f"{where}: {frame} is in both lists; restore them")
     kept = {label: position for position, label in enumerate(sorted(set(meant.values())))}
     listed = dataset.in_parts(parts)
     records = (replace(record, label=kept[record.label]) for record in listed.records if record.label is not None)

@@ -80,5 +80,5 @@ def _with_lists(dataset: Dataset, lists: Sequence[Path]) -> Dataset:
         part: Part = "test" if path.stem == "test_list" else "train"
         for row, image in enumerate(read_text(path).splitlines(), start=1):
             if parts.setdefault(image.strip(), part) != part:
-                raise DataError(f"{path}, row {row}: {image} is in both lists")
+                raise DataError(f"{path}, row {row}: {image} is in both lists; restore them")
     return dataset.in_parts(parts)

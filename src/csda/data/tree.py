@@ -15,7 +15,7 @@ from csda.errors import DataError
 from csda.files import open_regular
 
 MOST = 100
-"""Folders within each other, and ways to one folder by links."""
+"""Largest depth of a folder, and largest number of ways to one folder by links."""
 
 
 @dataclass(frozen=True, slots=True)

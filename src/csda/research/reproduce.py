@@ -4,7 +4,7 @@ An experiment is a TOML file: rows (a method with settings), label budgets, spli
 `reproduce` trains what is missing, continues with what was interrupted, and writes into a folder of the table's name
 
     summary.csv   a line for each row, budget and split: mean and spread over seeds, beside the paper's figures
-    runs.csv      a line for each run: enough to check every number of the first, and to know the run again
+    runs.csv      a line for each run: enough to check summary.csv, and to identify the run
     gaps.csv      paired differences over seeds with their intervals: to the baseline, and of csda to every other row
     page.md       the same as a page, which also says what is missing
     figure.svg    a picture (.png where it shows photographs)
@@ -13,7 +13,7 @@ An experiment is a TOML file: rows (a method with settings), label budgets, spli
 and where the picture shows epochs, means over seeds:
 
     epochs.csv    every figure of an epoch
-    guesses.csv   the unlabeled images of each class, those guessed as it, the right ones, and those in the queue
+    guesses.csv   the unlabeled images of each class, those predicted as it, the correct ones, and those in the queue
 """
 
 from __future__ import annotations
