@@ -22,7 +22,7 @@ extensions = [
 ]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "results/*.md", "results/**/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
-exclude_patterns = [".*", "build", "dist", "src", "tests", "runs", "demo", "docs/templates", "docs/_templates", "**/.*"]
+exclude_patterns = [".*", "build", "dist", "src", "tests", "runs", "demo", "docs/templates", "docs/_*", "**/.*"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -35,6 +35,8 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 default_role = "code"  # docstrings write code in single backticks
 
 templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme = "pydata_sphinx_theme"
 html_title = "csda"
 html_additional_pages = {"index": "redirect.html"}
