@@ -31,7 +31,9 @@ def read_review(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise RunError(f"{path}: missing or damaged; restore it, or start a new review")
+        raise RunError(
+            f"{path}: missing or damaged; restore it, start a new review, or name another run or review folder"
+        )
     return {"data": known["data"], "classes": classes, "source": known["source"]}
 
 

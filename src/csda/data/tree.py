@@ -97,7 +97,7 @@ def _walk(root: Path) -> Iterator[tuple[str, bool]]:
                 yield path, _is_image(entry)
 
     if not root.is_dir():
-        raise DataError(f"{root}: {'is no folder' if root.exists() else 'there is no such folder'}")
+        raise DataError(f"{root}: {'is no folder' if root.exists() else 'there is no such folder'}; correct the path")
     yield from visit(root, "", (real_root,))
 
 
