@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 
 import csda
@@ -262,6 +264,24 @@ def test_a_run_without_a_digest_is_known_by_its_path(tiny_images: Path, tmp_path
     with pytest.raises(RunError, match="begun with other settings: data: "):
         csda.train(copied, out=out, resume=True, reporter=Reporter())
     assert csda.train(tiny_images, out=out, resume=True, reporter=Reporter()).finished
+
+
+def test_a_run_of_an_older_version_goes_on(tiny_images: Path, tiny_run: Run, tmp_path: Path) -> None:
+    """Settings that this version did not have then have their defaults: those of the run and those of the method."""
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(tiny_images, out, reporter=Stop())
+    settings = tomllib.loads((out / "config.toml").read_text())
+    del settings["aspect"], settings["method_settings"]["shift"], settings["method_settings"]["folds"]
+    (out / "config.toml").write_text(tomli_w.dumps(settings))
+    (out / "manifest.json").unlink()
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    torch.save(state | {"format": "csda-checkpoint-2", "config": tomli_w.dumps(settings)}, out / "checkpoint.pt")
+    for changed in ({"shift": 1.0}, {"folds": 4}, {"aspect": "pad"}):
+        with pytest.raises(RunError, match=f"begun with other settings: {next(iter(changed))}: "):
+            csda.train(out=out, resume=True, settings=changed)
+    assert _bytes(csda.train(out=out, resume=True)) == _bytes(tiny_run)
+    assert csda.train(out=out, resume=True).finished
 
 
 def test_a_resumed_run_needs_no_settings_and_knows_its_epochs(tiny_images: Path, tmp_path: Path) -> None:

@@ -280,18 +280,17 @@ class Run:
         run._write_with_manifest("environment.json", environment, _FIRST)
         return run
 
-    def check_config(self, config: RunConfig) -> None:
-        """Refuse to continue a run with other settings than it began with."""
-        changed = differences(config, self.settings)
-        if changed and not self._only_places_differ(config):
+    def check_config(self, config: RunConfig, begun: RunConfig) -> None:
+        """Refuse to continue a run with other settings than it began with, which are `begun`."""
+        changed = differences(config, begun)
+        if changed and not self._only_places_differ(config, begun):
             raise RunError(
                 f"{self.folder}: begun with other settings: {'; '.join(changed)}. "
                 "Give the settings it began with, or another --out"
             )
 
-    def _only_places_differ(self, config: RunConfig) -> bool:
+    def _only_places_differ(self, config: RunConfig, theirs: RunConfig) -> bool:
         """Whether the configurations differ only in paths to data with the same content."""
-        theirs = self.settings
         places = {"data": theirs.data}
         if config.split and theirs.split and Path(config.split).name == Path(theirs.split).name:
             places["split"] = theirs.split

@@ -269,7 +269,7 @@ def _open_folder(
     if config is None and (folder / "config.toml").is_file():
         run = Run(folder)
         config = configure({**_flat(run.settings, chosen), **chosen})
-        run.check_config(config)
+        run.check_config(config, _completed(run.settings))
         return folder, config, run if run.begun else None
     require_unused(folder)
     return folder, config or configure(chosen), None
@@ -299,6 +299,12 @@ def _hold_new_folder(config: RunConfig, stack: ExitStack) -> Path:
             stack.enter_context(held(folder, new=True))
             break
     return folder
+
+
+def _completed(config: RunConfig) -> RunConfig:
+    """The settings of a run folder. The method's settings that an older version did not have get their defaults."""
+    known = METHODS[config.method].settings().model_dump() if config.method in METHODS else {}
+    return config.model_copy(update={"method_settings": known | config.method_settings})
 
 
 def _flat(config: RunConfig, chosen: Mapping[str, Any]) -> dict[str, Any]:
