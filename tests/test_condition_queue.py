@@ -314,6 +314,7 @@ def test_images_stay_beside_their_samples(repeats: Any, evict: Any) -> None:
         ({"repeats": "twice"}, "`repeats` to be one of 'refresh', 'keep', but got 'twice'"),
         ({"evict": "newest"}, "`evict` to be one of 'oldest', 'least_confident', but got 'newest'"),
         ({"target_size": 0}, "`target_size` to be a whole number of at least 1, but got 0"),
+        ({"image_shape": (8, 8)}, r"`image_shape` to be \(height, width, channels\), but got \(8, 8\)"),
         ({"image_shape": (8, 0, 3)}, "`image_shape` to be a whole number of at least 1, but got 0"),
     ],
 )
@@ -325,6 +326,8 @@ def test_a_wrong_argument_is_named(wrong: dict[str, Any], named: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
+        ({"indices": [0, 1]}, "`indices` to be a tensor, but got a list"),
+        ({"aligned": np.eye(2)}, "`aligned` to be a tensor, but got a ndarray"),
         ({"indices": torch.zeros(2)}, "`indices` to be of the dtype int64, but got torch.float32"),
         ({"indices": torch.zeros(2, 1, dtype=torch.int64)}, r"`indices` to have the shape \[2\]"),
         ({"indices": torch.tensor([3, -1])}, "`indices` to be whole numbers of at least 0, but got -1"),

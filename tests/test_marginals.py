@@ -418,6 +418,21 @@ def test_labels_and_predictions_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("kind", [ClassMarginals, AgnosticMarginals])
+@pytest.mark.parametrize("update", ["start", "update_labeled"])
+@pytest.mark.parametrize(
+    ("probs", "labels", "named"),
+    [
+        (np.eye(2), torch.arange(2), "`probs` to be a tensor, but got a ndarray"),
+        (torch.eye(2), [0, 1], "`labels` to be a tensor, but got a list"),
+        (torch.eye(2), None, "`labels` to be a tensor, but got a NoneType"),
+    ],
+)
+def test_what_is_no_tensor_is_refused(kind: type[Any], update: str, probs: Any, labels: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        getattr(kind(2), update)(probs, labels)
+
+
+@pytest.mark.parametrize("kind", [ClassMarginals, AgnosticMarginals])
 @pytest.mark.parametrize("update", ["update_unlabeled", "align"])
 def test_predictions_for_other_classes_are_refused(kind: type[Any], update: str) -> None:
     with pytest.raises(ValueError, match=r"`probs` to have the shape \[5, 3\], but got \[5, 2\]"):

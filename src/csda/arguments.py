@@ -33,11 +33,17 @@ def require_number(name: str, value: object, most: float = math.inf, *, below: b
 
 
 def require_choice(name: str, value: object, *choices: str) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"Expected argument `{name}` to be one of {', '.join(map(repr, choices))}, but got {value!r}.")
 
 
+def require_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"Expected argument `{name}` to be a tensor, but got a {type(value).__name__}.")
+
+
 def require_shape(name: str, values: Tensor, *shape: int) -> None:
+    require_tensor(name, values)
     if values.shape != shape:
         raise ValueError(f"Expected argument `{name}` to have the shape {list(shape)}, but got {list(values.shape)}.")
 

@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from csda.alignment import admitted, queue_lengths, thresholds
-from csda.arguments import readable, require_choice, require_number, require_positions, require_shape, require_whole
+from csda.arguments import (
+    readable,
+    require_choice,
+    require_number,
+    require_positions,
+    require_shape,
+    require_tensor,
+    require_whole,
+)
 
 MAX_CAPACITY = 100_000
 """Upper limit of the capacity; `queue_lengths` is exact up to 500,000."""
@@ -79,6 +87,10 @@ class VariableConditionQueue(nn.Module):
         require_choice("evict", evict, "oldest", "least_confident")
         if target_size is not None:
             require_whole("target_size", target_size, 1)
+        if image_shape is not None and not (isinstance(image_shape, tuple) and len(image_shape) == 3):
+            raise ValueError(
+                f"Expected argument `image_shape` to be (height, width, channels), but got {image_shape!r}."
+            )
         for size in image_shape or ():
             require_whole("image_shape", size, 1)
         self.num_classes = num_classes
@@ -188,6 +200,7 @@ class VariableConditionQueue(nn.Module):
         targets: Tensor | None,
         images: Tensor | None,
     ) -> None:
+        require_tensor("indices", indices)
         count = indices.numel()
         if indices.dtype != torch.int64:
             raise ValueError(f"Expected argument `indices` to be of the dtype int64, but got {indices.dtype}.")

@@ -169,7 +169,7 @@ class RunConfig(Settings):
     weight_decay: Annotated[float, DETAIL] = Field(0.0, ge=0, le=10, description="weight decay, with adamw")
     schedule: Annotated[Literal["steps", "cosine"], DETAIL] = Field(
         "steps",
-        description="learning rate schedule: decays after the shares `lr_decay_at` of the epochs, or a cosine to zero",
+        description="learning rate schedule: a decay at some epochs, or a cosine to zero",
     )
     lr_warm_up: Annotated[int, DETAIL] = Field(0, ge=0, le=1_000_000, description="warm-up steps of a cosine schedule")
     lr_decay: Annotated[float, DETAIL] = Field(0.1, gt=0, le=1, description="factor of the learning rate at each decay")

@@ -27,6 +27,7 @@ from csda.arguments import (
     require_labels,
     require_number,
     require_shape,
+    require_tensor,
     require_whole,
 )
 from csda.errors import DataError
@@ -281,8 +282,8 @@ class ClassMarginals(nn.Module):
             return temperatures(self.unlabeled_confidence, self.temperature_floor)
         return torch.full_like(self.labeled_confidence, self.temperature)
 
-    def _require(self, probs: Tensor, labels: Tensor | None = None) -> None:
-        _require_batch(probs, labels, self.labeled_confidence.shape)
+    def _require(self, probs: Tensor, *labels: Tensor) -> None:
+        _require_batch(self.labeled_confidence.shape, probs, *labels)
 
     def _told(self, probs: Tensor, labels: Tensor) -> Tensor:
         """The values that rows of λ^x are means of: predictions, or labels as distributions."""
@@ -368,7 +369,7 @@ class AgnosticMarginals(nn.Module):
     @torch.no_grad()
     def start(self, probs: Tensor, labels: Tensor) -> None:
         """Take λ^x exactly from one pass over the labeled set, predictions [N, n] and labels [N], and λ^u := λ^x."""
-        _require_batch(probs, labels, self.labeled.shape)
+        _require_batch(self.labeled.shape, probs, labels)
         require_labels(labels, self.num_classes)
         for observed in (self.labeled_observed, self.unlabeled_observed):
             observed.zero_()
@@ -382,7 +383,7 @@ class AgnosticMarginals(nn.Module):
 
         Values of labels are checked only on a CPU, as in `ClassMarginals`.
         """
-        _require_batch(probs, labels, self.labeled.shape)
+        _require_batch(self.labeled.shape, probs, labels)
         if readable(labels):
             require_labels(labels, self.num_classes)
         if self.source == "label":
@@ -392,20 +393,20 @@ class AgnosticMarginals(nn.Module):
     @torch.no_grad()
     def update_unlabeled(self, probs: Tensor) -> None:
         """Eq. (11). λ^u ← λ^u · ω + mean q · (1 − ω), for predictions q [B, n]."""
-        _require_batch(probs, None, self.labeled.shape)
+        _require_batch(self.labeled.shape, probs)
         self._average(self.unlabeled, self.unlabeled_observed, probs)
 
     @torch.no_grad()
     def start_unlabeled(self, probs: Tensor) -> None:
         """Take λ^u exactly from one pass over the unlabeled set, predictions [N, n], after `start`."""
-        _require_batch(probs, None, self.labeled.shape)
+        _require_batch(self.labeled.shape, probs)
         self.unlabeled_observed.zero_()
         self.update_unlabeled(probs)
 
     @torch.no_grad()
     def align(self, probs: Tensor) -> Tensor:
         """Eq. (10) without its subscripts, for predictions q [B, n]."""
-        _require_batch(probs, None, self.labeled.shape)
+        _require_batch(self.labeled.shape, probs)
         return align_agnostic(probs, self.labeled, self.unlabeled)
 
     def _average(self, average: Tensor, observed: Tensor, values: Tensor) -> None:
@@ -423,12 +424,13 @@ def _require_sizes(num_classes: int, num_labels: int | None) -> None:
         require_whole("num_labels", num_labels, 1)
 
 
-def _require_batch(probs: Tensor, labels: Tensor | None, classes: torch.Size) -> None:
-    """Predictions [B, n], or [B, K, n], and labels [B], or [B, K]."""
+def _require_batch(classes: torch.Size, probs: Tensor, *labels: Tensor) -> None:
+    """Predictions [B, n], or [B, K, n], and labels [B], or [B, K], if they are needed."""
+    require_tensor("probs", probs)
     batch = probs.shape[:1]
     require_shape("probs", probs, *batch, *classes)
-    if labels is not None:
-        require_shape("labels", labels, *batch, *classes[:-1])
+    for values in labels:
+        require_shape("labels", values, *batch, *classes[:-1])
 
 
 def _shape(num_classes: int, num_labels: int | None) -> tuple[int, ...]:
