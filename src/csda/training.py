@@ -16,7 +16,7 @@ from torch import Tensor
 from csda.config import RunConfig
 from csda.cross_fitting import cross_fit, predict_held_out
 from csda.data.arrays import SOURCE, Samples, take_samples
-from csda.data.prepared import prepare_data, require_unlabeled
+from csda.data.prepared import PreparedData, prepare_data, require_unlabeled
 from csda.data.reviewed import read_review
 from csda.distributed import Ranks, joined_ranks
 from csda.engine import choose_device, using
@@ -76,19 +76,8 @@ def train(
         reporter: where to print progress instead.
     """
     samples = None if y is None else take_samples(data, y)
-    if samples is not None:
-        settings = _settings_for(samples, preset, settings or {})
-        data, preset = None, None if samples.vectors is not None else preset
-    elif not isinstance(data, str | Path | None):
-        raise ConfigError(f"data is a {type(data).__name__}; give a folder, or samples with their labels: train(X, y)")
-    choices = {"data": data, "method": method, "preset": preset, "labels": labels, "seed": seed}
-    chosen = {
-        key: str(value) if isinstance(value, Path) else value for key, value in choices.items() if value is not None
-    }
-    settings = settings or {}
-    if twice := chosen.keys() & settings.keys():
-        raise ConfigError(f"{', '.join(sorted(twice))} is given twice, as an argument and among the settings; keep one")
-    chosen |= settings
+    arguments = {"data": data, "method": method, "preset": preset, "labels": labels, "seed": seed}
+    chosen = _chosen(arguments, settings or {}, samples)
     if labels_from is not None:
         before = {} if resume else _settings_of(Path(labels_from), chosen)
         chosen = before | chosen | {"labels_from": str(labels_from)}
@@ -116,16 +105,9 @@ def train(
             require_unlabeled(prepared.dataset, prepared.split, config.method)
         device = choose_device(config.device, ranks.local_rank)
         with using(device, config.precision, config.time_kernels):
-            features = None
-            if samples is not None and samples.vectors is not None:
-                features = Features(samples.vectors, {}, prepared.digest)
-            elif config.frozen:
-                assert weights is not None
-                if config.threads:
-                    torch.set_num_threads(config.threads)
-                features = open_features(config, prepared, weights, device, reporter)
-                if run is not None:
-                    _require_same_weights(run, features.digest)
+            features = _features_of(config, prepared, samples, weights, device, reporter)
+            if run is not None and features is not None:
+                _require_same_weights(run, features.digest)
             trainer = Trainer(config, prepared, ranks, weights, features)
             run = run or ranks.from_first(lambda: trainer.create_run(folder))
             if not run.has_checkpoint:
@@ -225,6 +207,41 @@ def update(trainer: Trainer, compute: Callable[..., StepOutput], *inputs: Tensor
     trainer.optimizer.step()
     trainer.follow()
     trainer.figures.add(output)
+
+
+def _chosen(arguments: Mapping[str, Any], settings: Mapping[str, Any], samples: Samples | None) -> dict[str, Any]:
+    """The arguments of `train` that are given, and the settings, as one table."""
+    if samples is not None:
+        settings = _settings_for(samples, arguments["preset"], settings)
+        preset = None if samples.vectors is not None else arguments["preset"]
+        arguments = {**arguments, "data": None, "preset": preset}
+    elif not isinstance(data := arguments["data"], str | Path | None):
+        raise ConfigError(f"data is a {type(data).__name__}; give a folder, or samples with their labels: train(X, y)")
+    given = {
+        key: str(value) if isinstance(value, Path) else value for key, value in arguments.items() if value is not None
+    }
+    if twice := given.keys() & settings.keys():
+        raise ConfigError(f"{', '.join(sorted(twice))} is given twice, as an argument and among the settings; keep one")
+    return {**given, **settings}
+
+
+def _features_of(
+    config: RunConfig,
+    prepared: PreparedData,
+    samples: Samples | None,
+    weights: dict[str, Tensor] | None,
+    device: torch.device,
+    reporter: Reporter,
+) -> Features | None:
+    """The features that replace the pixels: vectors that were given, or those of a frozen network."""
+    if samples is not None and samples.vectors is not None:
+        return Features(samples.vectors, {}, prepared.digest)
+    if not config.frozen:
+        return None
+    assert weights is not None
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return open_features(config, prepared, weights, device, reporter)
 
 
 def _settings_for(samples: Samples, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
