@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -260,9 +262,9 @@ def bundle(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run_bundle(run: Run, folder: Path, photographs: list[Path]) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "monai.bundle", "run", "--config_file", "configs/inference.json"]
-    command += ["--meta_file", "configs/metadata.json", "--bundle_root", str(folder)]
-    command += ["--dataset_dir", str(photographs[0].parent)]
+    (told,) = re.findall(r"`python (-m monai\.bundle run .*?)`", (folder / "docs" / "README.md").read_text())
+    words = shlex.split(told.replace("FOLDER", shlex.quote(str(photographs[0].parent))))
+    command = [sys.executable, "-W", "ignore", *words]
     environment = os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -279,7 +281,9 @@ def test_a_bundle_is_run_by_monai(tiny_run: Run, bundle: Path, photographs: list
         zip("012", tiny_run.classes, strict=True)
     )
     assert (bundle / "models" / "model.pt").is_file()
-    assert "not a medical device" in (bundle / "docs" / "README.md").read_text()
+    card = (bundle / "docs" / "README.md").read_text()
+    assert "not a medical device" in card
+    assert "- Takes image files of any size" in card
     _run_bundle(tiny_run, bundle, photographs)
 
 

@@ -146,17 +146,19 @@ def test_wrong_arrays_and_files_are_named(predictor: Predictor, tmp_path: Path) 
         (np.zeros((2, 32, 32, 5), np.uint8), "with C of 1, 3 or 4"),
         (np.zeros((0, 32, 3), np.uint8), r"an image is of the shape \[0, 32, 3\]"),
         (np.zeros(7, np.uint8), r"images are of the shape \[7\]"),
-        ({"a.png"}, "images are a set; give files"),
-        ([3], "an image is a int; give a file"),
-        (b"GIF89a", "images are a bytes; give files"),
+        ({"a.png"}, "images are of type set; give files"),
+        ([3], "an image is of type int; give a file"),
+        (tmp_path, "is a folder; give its files, or predict folders with `csda predict`"),
+        (b"GIF89a", "images are of type bytes; give files"),
     ]
     for images, message in wrong:
         with pytest.raises(DataError, match=message):
             predictor.predict(images)
-    for size in (0, -1):
-        with pytest.raises(ConfigError, match=f"batch_size = {size}; give at least 1"):
+    size: Any
+    for size in (0, -1, 2.5):
+        with pytest.raises(ConfigError, match=f"batch_size = {size}; give a whole number, at least 1"):
             predictor.predict(np.zeros((2, 32, 32, 3), np.uint8), batch_size=size)
-        with pytest.raises(ConfigError, match=f"batch_size = {size}; give at least 1"):
+        with pytest.raises(ConfigError, match=f"batch_size = {size}; give a whole number, at least 1"):
             next(predictor.stream([tmp_path / "a.png"], size))
     (tmp_path / "broken.png").write_bytes(b"nothing")
     for name, problem in (("absent.png", "does not exist"), ("broken.png", "is not an image")):

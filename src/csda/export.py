@@ -53,6 +53,8 @@ SMALLEST = 1e-12
 PRECISION = 22
 """Largest number of bits of a weight."""
 
+RUN_BUNDLE = "python -m monai.bundle run --config_file configs/inference.json --bundle_root . --dataset_dir FOLDER"
+
 SCHEMA = "https://project-monai.github.io/schema/meta_schema_20240725.json"
 
 
@@ -201,8 +203,12 @@ def export(run: Run, to: Form, out: Path | None = None, images: Sequence[Path] =
             largest = {"onnx": _write_onnx, "torch": _write_torch, "monai": _write_monai}[to](
                 run, predictor, samples, made
             )
-            card = model_card(run, f"{largest} {samples.remark}")
-            write_whole(made / ("docs/README.md" if to == "monai" else "MODEL_CARD.md"), card)
+            remark = f"{largest} {samples.remark}"
+            if to == "monai":
+                use = f"In the bundle's folder, `{RUN_BUNDLE}` writes a row for each image to `eval/predictions.csv`."
+                write_whole(made / "docs/README.md", model_card(run, f"{use} {remark}", "image files"))
+            else:
+                write_whole(made / "MODEL_CARD.md", model_card(run, remark))
             if folder.exists():
                 folder.rmdir()
             shutil.move(made, folder)

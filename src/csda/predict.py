@@ -295,8 +295,8 @@ def load(run_folder: str | Path, device: str = "auto") -> Predictor:
 
 
 def _require_batch(size: int) -> None:
-    if size < 1:
-        raise ConfigError(f"batch_size = {size}; give at least 1")
+    if not isinstance(size, int | np.integer) or size < 1:
+        raise ConfigError(f"batch_size = {size}; give a whole number, at least 1")
 
 
 def in_groups(items: Iterable[Each], size: int) -> Iterator[tuple[Each, ...]]:
@@ -307,6 +307,8 @@ def in_groups(items: Iterable[Each], size: int) -> Iterator[tuple[Each, ...]]:
 
 def _separate(images: One | Iterable[One]) -> Iterable[One]:
     """Split the given images into single ones."""
+    if isinstance(images, str | Path) and Path(images).is_dir():
+        raise DataError(f"{images}: is a folder; give its files, or predict folders with `csda predict`")
     if isinstance(images, str | Path | Image.Image):
         return [images]
     if isinstance(images, np.ndarray) and images.ndim == 1 and images.dtype.kind in "OU":
@@ -317,7 +319,7 @@ def _separate(images: One | Iterable[One]) -> Iterable[One]:
         if images.ndim not in (3, 4):
             raise DataError(f"images are of the shape {list(images.shape)}; give [N, H, W, C], or tensors [N, C, H, W]")
     elif isinstance(images, bytes | Mapping | Set) or not isinstance(images, Iterable):
-        raise DataError(f"images are a {type(images).__name__}; give files, images of Pillow, arrays or tensors")
+        raise DataError(f"images are of type {type(images).__name__}; give files, images of Pillow, arrays or tensors")
     return images
 
 
@@ -332,7 +334,8 @@ def _channels_last(image: npt.NDArray[Any] | Tensor) -> npt.NDArray[Any]:
     Channels of a tensor come first, unless only the last axis can be channels.
     """
     if not isinstance(image, np.ndarray | Tensor):
-        raise DataError(f"an image is a {type(image).__name__}; give a file, an image of Pillow, an array or a tensor")
+        kind = type(image).__name__
+        raise DataError(f"an image is of type {kind}; give a file, an image of Pillow, an array or a tensor")
     if isinstance(image, Tensor):
         image = image.detach().cpu()
         if image.dtype == torch.bfloat16:

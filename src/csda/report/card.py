@@ -10,8 +10,11 @@ from csda.runs import Run
 NOT_A_DEVICE = "This model is for research. It is not a medical device, and not for decisions about patients."
 
 
-def model_card(run: Run, remark: str = "") -> str:
-    """The card in Markdown, from the files of a finished run. `remark` says how the exported file was compared."""
+def model_card(run: Run, remark: str = "", takes: str = "images as uint8 [batch, height, width, channels]") -> str:
+    """The card in Markdown, from the files of a finished run.
+
+    `remark` says how the exported file was compared, and `takes` what it is given.
+    """
     scores, counts, images = score(run), count_classes(run), count_images(run)
     config, environment = run.config, run.environment
     fitted = run.calibration
@@ -28,9 +31,9 @@ def model_card(run: Run, remark: str = "") -> str:
         "",
         "## Model",
         "",
-        f"- Takes images as uint8 [batch, height, width, channels] of any size and gives "
-        f"{'the probability of each label' if run.multi_label else 'a probability for each class'}; "
-        f"the network sees {config['image_size']}×{config['image_size']} pixels.",
+        f"- Takes {takes} of any size and gives "
+        f"{'the probability of each label' if run.multi_label else 'a probability for each class'}, "
+        f"in the order of the tables below; the network sees {config['image_size']}×{config['image_size']} pixels.",
         f"- Network `{config['backbone']}`{_describe_start(run)}, trained by csda {environment.get('csda', '')} with "
         f"the method `{config['method']}` (preset `{config['preset']}`, seed {config['seed']}).",
         f"- Chosen: {chosen}. Test images were not used for the choice.",
