@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,27 @@ def test_a_run_goes_on_with_all_of_its_images_or_not_at_all(images: Path) -> Non
         prepare(images, begun)
     without = Begun(begun.path, [row for row in begun.split if row.id != "common/00.png"], {})
     assert parts(prepare(images, without)) == {row.id: row.split for row in without.split}
+
+
+@pytest.mark.parametrize("after", ["hash_contents", "open_pixels"])
+@pytest.mark.parametrize("kind", ["other content", "gone"])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    kind: str, after: str, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the run would be of other pixels than its digest says."""
+    read = getattr(prepared, after)
+
+    def read_and_change(*arguments: Any, **options: Any) -> Any:
+        found = read(*arguments, **options)
+        image = images / "common/00.png"
+        image.unlink()
+        if kind == "other content":
+            shutil.copy(images / "common/01.png", image)
+        return found
+
+    monkeypatch.setattr(prepared, after, read_and_change)
+    with pytest.raises(DataError, match=r"common/00\.png: changed while the images were read; start again when"):
+        prepare(images)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from csda.data.decode import UnreadableError, explain_failure
 from csda.data.records import Dataset
 from csda.data.splits import label_text
 from csda.data.store import available_cores, file_keys
+from csda.errors import DataError
 from csda.files import open_regular
 from csda.folders import default_cache
 
@@ -22,15 +23,24 @@ UNREADABLE = digest(b"unreadable")
 WIDTH = len(UNREADABLE)
 
 
-def hash_contents(dataset: Dataset, cache: Path | None = None, *, fresh: bool = False) -> list[bytes]:
+def hash_contents(
+    dataset: Dataset, cache: Path | None = None, *, fresh: bool = False, keys: Sequence[bytes] | None = None
+) -> list[bytes]:
     """A hash of each record's file.
 
     Hashes are cached by path, size, inode and times, so a file is read again only if one of these changes, or with
-    `fresh`. Drawn images are hashed by their parameters.
+    `fresh`. `keys` are the `file_keys`, if they are known. Drawn images are hashed by their parameters.
     """
     if dataset.draw is None:
-        return _hash_files(dataset, cache or default_cache(), fresh)
+        return _hash_files(dataset, cache or default_cache(), fresh, keys or file_keys(dataset))
     return [digest(dataset.name.encode(), dataset.drawn_with.encode())] * len(dataset.records)
+
+
+def require_unchanged(dataset: Dataset, keys: Sequence[bytes]) -> None:
+    """Refuse a data set in which a file was changed since its `file_keys` were computed."""
+    for record, before, now in zip(dataset.records, keys, file_keys(dataset), strict=True):
+        if before != now:
+            raise DataError(f"{record.path}: changed while the images were read; start again when no program writes it")
 
 
 def content_digest(dataset: Dataset, contents: Sequence[bytes] | None = None) -> str:
@@ -50,9 +60,8 @@ def _group(group: str | None) -> bytes:
     return b"" if group is None else b"group " + group.encode()
 
 
-def _hash_files(dataset: Dataset, cache: Path, fresh: bool) -> list[bytes]:
+def _hash_files(dataset: Dataset, cache: Path, fresh: bool, keys: Sequence[bytes]) -> list[bytes]:
     """A hash of each record's file, from the cache if the file did not change."""
-    keys = file_keys(dataset)
     memory = cache / "content" / digest(f"{dataset.name} {(dataset.root or Path()).absolute()}".encode()).hex()
     known = {} if fresh else _recall(memory)
     missing = [position for position, key in enumerate(keys) if key not in known]

@@ -12,13 +12,13 @@ import numpy.typing as npt
 from csda.config import RunConfig
 from csda.data import load_dataset, split_dataset
 from csda.data.arrays import SOURCE, Samples
-from csda.data.content import content_digest, hash_contents
+from csda.data.content import content_digest, hash_contents, require_unchanged
 from csda.data.duplicates import remark_duplicates
 from csda.data.folder import load_unlabeled
 from csda.data.records import Dataset, Pixels, Record, Split, encode_labels
 from csda.data.reviewed import REVIEW_FILE, decided_dataset, decided_split, has_split, read_review, relabel
 from csda.data.splits import FEW_VALIDATION, Begun, leave_out, list_split, move_to_labeled, restore_split
-from csda.data.store import open_pixels
+from csda.data.store import file_keys, open_pixels
 from csda.errors import DataError
 from csda.progress import Reporter
 
@@ -45,7 +45,7 @@ def require_unlabeled(dataset: Dataset, split: Split, method: str) -> None:
     """Refuse a split without unlabeled images, for a method that learns from them."""
     if not split.unlabeled:
         raise DataError(
-            f"{dataset.name}: no unlabeled images for method {method!r}; "
+            f"{dataset.root or dataset.name}: no unlabeled images for method {method!r}; "
             "keep only some labels with --labels, or train the method 'baseline'"
         )
 
@@ -72,7 +72,8 @@ def prepare_data(
         split = split_configured(dataset, config)
         if upper_bound:
             split = move_to_labeled(split, split.truth)
-    contents = hash_contents(dataset, fresh=begun is not None)
+    keys = file_keys(dataset)
+    contents = hash_contents(dataset, fresh=begun is not None, keys=keys)
     digest = content_digest(dataset, contents)
     require_same(digest, f"{config.data}: images, labels or groups")
     require_same(repr(list(list_split(split, dataset.classes))), f"{config.data}: the parts of the split")
@@ -88,6 +89,7 @@ def prepare_data(
         max_unreadable=config.max_unreadable,
         progress=reporter.pixels,
     )
+    require_unchanged(dataset, keys)
     if begun is not None:
         _require_all(begun, store.unreadable)
     split = leave_out(split, store.unreadable, dataset)
