@@ -211,7 +211,7 @@ class Trainer:
         )
 
     def _check_parts(self) -> None:
-        name, labels = self.data.dataset.name, self.evaluator.val_labels
+        name, labels = self.config.data, self.evaluator.val_labels
         if not len(labels):
             if self.config.choose == "best":
                 raise DataError(

@@ -75,6 +75,14 @@ def test_a_folder_one_level_too_high_names_the_one_below(tmp_path: Path, make_im
         load(tmp_path / "one")
 
 
+def test_a_column_is_refused_where_there_is_no_table(tmp_path: Path, make_images: MakeImages) -> None:
+    make_images(tmp_path, ["cat/1.png", "dog/1.png"])
+    with pytest.raises(DataError, match="no CSV here with the column `grade`; add it, or leave label_column out"):
+        load(tmp_path, label_column="grade")
+    with pytest.raises(DataError, match="no CSV here with the column `patient`; add it, or leave group_column out"):
+        load(tmp_path, group_column="patient")
+
+
 def test_folders_of_the_same_names_in_all_classes_are_remarked(tmp_path: Path, make_images: MakeImages) -> None:
     two = make_images(tmp_path / "two", [f"{top}/{name}/1.png" for top in ("left", "right") for name in ("cat", "dog")])
     (remark,) = load(two).remarks

@@ -59,6 +59,12 @@ def load(
     if listing is not None or tables:
         table = read_table(listing or tables[0])
         return _from_table(tree, table, image_column, label_column, group_column, split_column)
+    columns = {"image": image_column, "label": label_column, "group": group_column, "split": split_column}
+    for default, column in columns.items():
+        if column != default:
+            raise DataError(
+                f"{tree.root}: no CSV here with the column `{column}`; add it, or leave {default}_column out"
+            )
     dataset = _from_folders(tree)
     if len(dataset.classes) == 1:
         below = next(record.id for record in dataset.records if record.label is not None).rpartition("/")[0]

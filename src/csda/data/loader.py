@@ -195,7 +195,10 @@ def open_parts(
     """
     for name, records in (("labeled", split.labeled), ("test", split.test)):
         if not records:
-            raise DataError(f"{dataset.name}: the {name} part is empty; label more images or give a split with --split")
+            raise DataError(
+                f"{dataset.root or dataset.name}: the {name} part is empty; label more images or give a split with "
+                "--split"
+            )
     device = generator.device
     position = {record.id: row for row, record in enumerate(dataset.records)}
     budget = resident_share * free_memory(device)
@@ -212,8 +215,8 @@ def open_parts(
             return ImagePool(_load(pixels, rows, device), augmentation, generator)
         if open_streamed is None:
             raise DataError(
-                f"{dataset.name}: {size / 2**30:.1f} GB of pixels do not fit into the memory of {device}; csda.fast, "
-                "which streams them, is not installed, so choose a smaller image_size"
+                f"{dataset.root or dataset.name}: {size / 2**30:.1f} GB of pixels do not fit into the memory of "
+                f"{device}; csda.fast, which streams them, is not installed, so choose a smaller image_size"
             )
         return open_streamed(pixels, rows, device, augmentation, generator)
 
