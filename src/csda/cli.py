@@ -537,7 +537,10 @@ def cache_clear() -> None:
     from csda.data.cache_folders import clear_cache, format_size
     from csda.folders import default_cache
 
-    print(f"{format_size(clear_cache(default_cache()))} freed in {default_cache()}")
+    freed, left = clear_cache(default_cache())
+    print(f"{format_size(freed)} freed in {default_cache()}")
+    if left:
+        raise CsdaError(f"{default_cache()}: {format_size(left)} cannot be deleted, or other programs are writing them")
 
 
 @bench_app.command("step", short_help="Time a step of each method.")

@@ -173,6 +173,10 @@ def test_the_cache_is_shown_and_cleared(
     assert f"folder {images}: pixels 16x3" in printed
     assert "3.0 MB" in printed
     assert "of 50.0 GB for pixels" in printed
+    with FileLock(list_folders(cache)[0].folder / "lock"):
+        code, _, said = csda("cache", "clear")
+    assert code == 2
+    assert said.endswith(" cannot be deleted, or other programs are writing them\n")
     code, printed, _ = csda("cache", "clear")
     assert code == 0
     assert printed.endswith(f" freed in {cache}\n")

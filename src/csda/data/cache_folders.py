@@ -134,14 +134,19 @@ def cache_table(cache: Path) -> Table:
     return table
 
 
-def clear_cache(cache: Path) -> int:
-    """Delete everything except weights and what other processes are writing; return the freed bytes."""
-    before = sum(bytes_of(cache).values())
+def clear_cache(cache: Path) -> tuple[int, int]:
+    """Delete everything except weights. Return the freed bytes, and those that could not be freed."""
+    before = _clearable_bytes(cache)
     for entry in list_folders(cache):
         remove_folder(entry.folder)
     for name in ("content", "folds"):
         shutil.rmtree(cache / name, ignore_errors=True)
-    return before - sum(bytes_of(cache).values())
+    left = _clearable_bytes(cache)
+    return before - left, left
+
+
+def _clearable_bytes(cache: Path) -> int:
+    return sum(count for name, count in bytes_of(cache).items() if name != "weights")
 
 
 def format_size(count: int) -> str:
