@@ -140,6 +140,7 @@ def test_what_separates_one_process_from_two_is_rounding(tiny_images: Path, tmp_
     rounded = np.abs(probs["in double"] - probs["rounded once"]).max()
     assert probs["alone"].dtype == np.float32
     assert 1e-5 < rounded < 0.05
+    assert 1e-5 < drift < 0.05
     assert rounded / 20 < drift < rounded * 20
 
 
