@@ -23,6 +23,7 @@ import csda
 from csda import predict
 from csda.data.records import Pixels
 from csda.errors import DataError, RunError
+from csda.files import lock
 from csda.inference import ImageFiles, partial_of, predict_table
 from csda.runs import Run
 from tiny import train_tiny
@@ -49,6 +50,8 @@ def test_folders_patterns_and_lists_name_the_same_files(tiny_images: Path, tmp_p
         _names(tmp_path / "wrong.csv")
     with pytest.raises(DataError, match="no images there"):
         ImageFiles([tmp_path / "*.jpg"]).count()
+    with pytest.raises(DataError, match="an empty name instead of images"):  # not the current folder
+        ImageFiles([folder, ""])
     for wrong in ("imagse", "list.tsv", "lst.csv"):
         with pytest.raises(DataError, match=f"{wrong}: does not exist; correct the name"):
             ImageFiles([folder, tmp_path / wrong]).count()
@@ -139,8 +142,33 @@ main()
     assert predict_table(run, [images], out, resume=True) == (62, 1)
     assert out.read_text() == whole.read_text()
     assert {path.name for path in tmp_path.glob("table*")} == {"table.csv"}
-    assert predict_table(run, [images], out, resume=True).files == 62
+    assert predict_table(run, [images], out, resume=True) == (62, 1)
     assert out.read_text() == whole.read_text()
+
+
+def test_a_complete_table_is_resumed_only_for_the_same_images(tiny_run: Run, tiny_images: Path, tmp_path: Path) -> None:
+    run, out = tiny_run.folder, tmp_path / "table.csv"
+    images = sorted((tiny_images / "rare").iterdir())
+    assert predict_table(run, images[:5], out) == (5, 0)
+    written = out.read_bytes()
+    with pytest.raises(RunError, match=r"table\.csv: complete, but without some of these images"):
+        predict_table(run, images[:6], out, resume=True)
+    for others in (images[:4], images[1:6]):
+        with pytest.raises(RunError, match=r"table\.csv: begun with other images"):
+            predict_table(run, others, out, resume=True)
+    assert out.read_bytes() == written
+    out.write_bytes(written.replace(b"rare,", b"else,", 1))
+    with pytest.raises(RunError, match=r"table\.csv: not a table of this model"):
+        predict_table(run, images[:5], out, resume=True)
+
+
+def test_a_table_has_one_writer(tiny_run: Run, tiny_images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table.csv"
+    with partial_of(out).open("wb") as other:
+        assert lock(other.fileno())
+        with pytest.raises(RunError, match=r"table\.csv\.partial: another process is writing this table"):
+            predict_table(tiny_run.folder, [tiny_images], out)
+    assert predict_table(tiny_run.folder, [tiny_images], out) == (62, 0)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from errno import EINVAL
 from io import FileIO
 from pathlib import Path
 
-from csda.errors import explained
+from csda.errors import RunError, explained
 
 
 class NotRegularError(OSError):
@@ -40,6 +40,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     """Write a file so that it is complete or absent, also after a crash or on a full disk."""
     temporary = path.with_name(f".{path.name}.writing")
     with explained(path):
+        require_replaceable(path)
         temporary.unlink(missing_ok=True)  # of a write that was interrupted; a link or pipe there is not followed
         try:
             with temporary.open("xb") as file:
@@ -53,6 +54,12 @@ def write_whole(path: Path, content: str | bytes) -> Path:
             raise
         sync_folder(path.parent)
     return path
+
+
+def require_replaceable(path: Path) -> None:
+    """Refuse a folder, device, pipe or socket, which a file would replace, also if a link leads there."""
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path}: not a regular file, and a file would replace it; give another --out")
 
 
 def sync_folder(folder: Path) -> None:

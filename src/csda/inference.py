@@ -26,7 +26,7 @@ from csda.data.decode import IMAGE_SUFFIXES, unremarked
 from csda.data.splits import label_text
 from csda.data.tree import walk_images
 from csda.errors import DataError, RunError, explained
-from csda.files import write_whole
+from csda.files import lock, require_replaceable, write_whole
 from csda.predict import Outcome, Predictor, in_groups, load
 
 Launcher = Literal["threads", "ray"]
@@ -53,6 +53,8 @@ class ImageFiles:
     """
 
     def __init__(self, given: Sequence[str | Path]) -> None:
+        if "" in given:
+            raise DataError("an empty name instead of images; give image files, folders of images, lists or patterns")
         self._given = [Path(each) for each in given]
 
     def __iter__(self) -> Iterator[Path]:
@@ -133,7 +135,8 @@ def predict_table(
     about = {"model": predictor.digest, "tta": tta, "coverage": coverage, "header": format_rows.header}
     table = _Echo(echo, format_rows.header) if out is None else _open_table(out, about, resume)
     if table is None:
-        return Counts(total, 0)
+        assert out is not None
+        return _count_complete(out, format_rows.header, files)
     with table, unremarked():
         done, unusable = table.skip(files)
         progress(done, total)
@@ -228,23 +231,13 @@ class _PartialTable:
     def skip(self, files: Iterable[Path]) -> tuple[int, int]:
         """Count the existing rows, which must be of the first of these files, and those with an error."""
         self._file.seek(0)
-        done, unusable, end = 0, 0, len(self._header.encode())
-        if self._file.readline().decode() != self._header:
+        if self._file.readline() != self._header.encode():
             self._file.truncate(0)
             self._file.seek(0)
             self.write(self._header)
             return 0, 0
-        names = iter(files)
-        for line in self._file:
-            if not line.endswith(b"\n"):  # the call was interrupted within this row
-                break
-            cells = next(csv.reader([line.decode()]))
-            path = next(names, None)
-            if path is None or cells[0] != _printable(str(path)):
-                raise RunError(
-                    f"{partial_of(self.out)}: begun with other images, such as {cells[0]}; name the same, or delete it"
-                )
-            done, unusable, end = done + 1, unusable + bool(cells[-1]), end + len(line)
+        done, unusable, size = _check_rows(self._file, partial_of(self.out), iter(files))
+        end = len(self._header.encode()) + size
         self._file.truncate(end)
         self._file.seek(end)
         return done, unusable
@@ -254,6 +247,32 @@ class _PartialTable:
             os.fsync(self._file.fileno())
             partial_of(self.out).replace(self.out)
             _about_of(self.out).unlink()
+
+
+def _check_rows(file: BinaryIO, name: Path, files: Iterator[Path]) -> tuple[int, int, int]:
+    """Number of complete rows, of those with an error, and their size in bytes; they must be of the first files."""
+    done, unusable, size = 0, 0, 0
+    for line in file:
+        if not line.endswith(b"\n"):  # the call was interrupted within this row
+            break
+        cells = next(csv.reader([line.decode()]))
+        path = next(files, None)
+        if path is None or cells[0] != _printable(str(path)):
+            raise RunError(f"{name}: begun with other images, such as {cells[0]}; name the same, or delete it")
+        done, unusable, size = done + 1, unusable + bool(cells[-1]), size + len(line)
+    return done, unusable, size
+
+
+def _count_complete(out: Path, header: str, files: Iterable[Path]) -> Counts:
+    """Count the rows of a complete table, which must be of the classes in this header and of all these files."""
+    names = iter(files)
+    with explained(out), out.open("rb") as file:
+        if file.readline() != header.encode():
+            raise RunError(f"{out}: not a table of this model; give another --out, or delete it")
+        done, unusable, _ = _check_rows(file, out, names)
+    if next(names, None) is not None:
+        raise RunError(f"{out}: complete, but without some of these images; name the same, or delete it")
+    return Counts(done, unusable)
 
 
 def partial_of(out: Path) -> Path:
@@ -269,6 +288,7 @@ def _open_table(out: Path, about: dict[str, Any], resume: bool) -> _PartialTable
     """Open the table for writing; None if it is already complete."""
     partial, described = partial_of(out), _about_of(out)
     with explained(out):
+        require_replaceable(out)
         begun = partial.exists() and described.exists()
         if begun and not resume:
             raise RunError(f"{partial}: left by an interrupted call; give --resume to continue it, or delete it")
@@ -281,8 +301,12 @@ def _open_table(out: Path, about: dict[str, Any], resume: bool) -> _PartialTable
                 known = None
             if known != about:
                 raise RunError(f"{partial}: begun with another model or other options; give those, or delete it")
-        file = partial.open("r+b" if begun else "w+b")
+        file = partial.open("a+b")
+        if not lock(file.fileno()) or described.exists() != begun:
+            file.close()
+            raise RunError(f"{partial}: another process is writing this table; wait for it to end")
         if not begun:
+            file.truncate(0)
             write_whole(described, json.dumps(about) + "\n")
         return _PartialTable(out, file, about["header"])
 

@@ -205,6 +205,26 @@ def test_predictions_of_files_whose_names_are_not_utf8(
     assert len(printed.splitlines()) == 1 + len(list(folder.iterdir()))
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link to a device", "folder"])
+def test_nothing_but_a_file_is_replaced(
+    kind: str, csda: Command, tiny_run: Run, tiny_images: Path, tmp_path: Path
+) -> None:
+    """Where a device is overwritten, as root may, no program of the machine has it any more."""
+    out, run = tmp_path / "out", tiny_run.folder
+    if kind == "pipe":
+        os.mkfifo(out)
+    elif kind == "folder":
+        out.mkdir()
+    else:
+        out.symlink_to(os.devnull)
+    for words in (("predict", run, tiny_images / "rare"), ("report", run, run)):
+        answer = csda(*words, "--out", out)
+        assert is_one_sentence(answer), answer
+        assert answer[2] == f"csda: {out}: not a regular file, and a file would replace it; give another --out\n"
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        assert not out.is_file()
+
+
 KEYS = ("classes", "multi_label", "image_size", "channels", "backbone")
 
 
