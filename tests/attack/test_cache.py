@@ -212,7 +212,7 @@ def test_a_full_file_system_in_memory(taken: int, images: Path, tmp_path: Path) 
         ended = subprocess.run(
             [sys.executable, "-c", FILL, str(images), "64"],
             env=os.environ | {"CSDA_CACHE": str(place / "cache")},
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
         assert ended.returncode == 0, (ended.returncode, ended.stderr)
         assert "cannot be written" in ended.stdout

@@ -28,7 +28,7 @@ from csda.errors import DataError
 pydicom = pytest.importorskip("pydicom")
 
 MUTATIONS = 150
-SECONDS = 60
+SECONDS = 200
 
 
 def image_bytes(kind: str) -> bytes:
