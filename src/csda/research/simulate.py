@@ -34,7 +34,7 @@ from csda.review.learning import Learned, align, learn, learn_again, leave_out
 from csda.review.ordering import DEFAULTS, Pool, audit_order, interleave, rank
 from csda.review.ordering import ORDERS as MEANINGS
 
-ORDERS = ("random", "mix", "uncertainty", "disagreement", "rare", "diversity")
+ORDERS = ("random", "information", "mix", "uncertainty", "disagreement", "rare", "diversity")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,21 @@ AUDIT_EVERY = 5
 NEAR = 64
 """Number of random directions along which distances of features are computed."""
 
+AXES = 64
+"""Number of principal directions of features in which variances are computed."""
+
+CANDIDATES = 4000
+"""Number of images among which those of `inform` are chosen one by one."""
+
+INFORMED = 400
+"""Number of images that `inform` chooses one by one."""
+
 SPREAD = 1000
 """Number of images that are chosen one by one. The others follow by their distance to labeled images."""
 
 ORDERS = {
     "suspicious": "given labels that predictions contradict most first",
+    "information": "labels that tell most about all other images first",
     "mix": "unsure images of each class in turn, new groups first",
     "uncertainty": "least certain first",
     "disagreement": "largest differences between prediction and alignment or a second model first",
@@ -79,6 +89,8 @@ class Pool:
                 known.add("disagreement")
         if self.features is not None:
             known.add("diversity")
+            if "mix" in known and self.labeled_features is not None and len(self.labeled_features):
+                known.add("information")
         return [name for name in ORDERS if name in known]
 
 
@@ -93,6 +105,11 @@ def rank(order: str, pool: Pool) -> Positions:
     if order == "diversity":
         assert pool.features is not None
         return spread(pool.features, pool.labeled_features, first=int(drawn[0]) if count else 0)
+    if order == "information":
+        assert pool.probs is not None
+        assert pool.features is not None
+        assert pool.labeled_features is not None
+        return inform(pool.features, pool.labeled_features, pool.probs)
     if order == "mix":
         assert pool.probs is not None
         turns = take_turns(closeness(pool.probs, multi_label=pool.multi_label)[drawn])
@@ -227,6 +244,55 @@ def spread(features: Array, labeled: Array | None, first: int = 0, most: int = S
         np.minimum(nearest, ((points - points[chosen]) ** 2).sum(axis=1), out=nearest)
     (rest,) = np.nonzero(~taken)
     return np.concatenate([np.array(order, dtype=np.intp), rest[np.argsort(-nearest[rest], kind="stable")]])
+
+
+def inform(features: Array, labeled: Array, probs: Array) -> Positions:
+    """Images [N] whose labels would reduce the variance of the predictions for all images most.
+
+    The variance is that of a linear model on the principal directions of the features, as in optimal design: an image
+    with features x adds u x xᵀ to the precision, where u = Σ p(1 − p) is large if its label is uncertain. The images
+    of all classes together count the same. `INFORMED` images are chosen one by one, each with the largest reduction
+    that is left; the others follow by the reduction at the beginning.
+    """
+    points, known = _principal(features, labeled)
+    probs = np.asarray(probs, dtype=np.float64)
+    unsure = (probs * (1 - probs)).sum(axis=1)
+    weights = (probs / np.maximum(probs.sum(axis=0), 1e-12)).sum(axis=1) * unsure
+    covariance = np.linalg.inv(np.eye(points.shape[1]) + unsure.mean() * known.T @ known)
+    wanted = (points * weights[:, None]).T @ points
+    along = points @ covariance
+    reduced, variance = np.einsum("nd,nd->n", along @ wanted, along), np.einsum("nd,nd->n", along, points)
+    ranked = np.argsort(-unsure * reduced / (1 + unsure * variance), kind="stable")
+    chosen = ranked[:CANDIDATES]
+    points, unsure, reduced, variance = points[chosen], unsure[chosen], reduced[chosen], variance[chosen]
+    taken: list[int] = []
+    left = np.ones(len(chosen), dtype=bool)
+    for _ in range(min(INFORMED, len(chosen))):
+        place = int(np.where(left, unsure * reduced / (1 + unsure * variance), -1.0).argmax())
+        taken.append(place)
+        left[place] = False
+        # Sherman-Morrison: the covariance with this image, and what follows for all others.
+        step = covariance @ points[place]
+        scale = unsure[place] / (1 + unsure[place] * points[place] @ step)
+        toward = points @ step
+        reduced = (
+            reduced - 2 * scale * toward * (points @ (covariance @ (wanted @ step)))
+            + scale**2 * (step @ wanted @ step) * toward**2
+        )  # fmt: skip
+        variance = variance - scale * toward**2
+        covariance = covariance - scale * np.outer(step, step)
+    first = chosen[taken]
+    return np.concatenate([first, ranked[~np.isin(ranked, first)]])
+
+
+def _principal(features: Array, labeled: Array) -> tuple[Floats, Floats]:
+    """Both along the principal directions of the features, with mean 0 and variance 1 along each."""
+    mean, deviation = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64)
+    scale = 1 / np.maximum(deviation, 0.01 * max(float(deviation.mean()), 1e-6))
+    sample = (features[:: max(1, len(features) // CANDIDATES)] - mean) * scale
+    values, vectors = np.linalg.eigh(sample.T @ sample / len(sample))
+    along = vectors[:, ::-1][:, :AXES] / np.sqrt(np.maximum(values[::-1][:AXES], 1e-9 * max(float(values[-1]), 1e-9)))
+    return ((features - mean) * scale) @ along, ((labeled - mean) * scale) @ along
 
 
 def neighbours(features: Array, labeled: Array, count: int = 5) -> tuple[Positions, Floats]:
