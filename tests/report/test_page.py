@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] not in ("style", "script"):
-            self.text += data
+            self.text += data.replace("\N{NO-BREAK SPACE}", " ")
 
     def ids(self) -> list[str]:
         return [value for name, value in self.attributes if name == "id"]
@@ -264,6 +264,39 @@ def test_sentences_say_what_was_counted(make_run: MakeRun, monkeypatch: pytest.M
     assert re.search(rf"from \d+ % of \w+ \({weakest.count} images\) to \d+ % of", text)
 
 
+def test_a_number_keeps_its_percent_sign(csda_folder: Path) -> None:
+    """Not in a command, which is copied from the page."""
+    path = csda_folder / "environment.json"
+    before = json.loads(path.read_text())
+    path.write_text(json.dumps(before | {"command": "csda train 'the best 5 % of all'"}))
+    page = write_report(csda_folder).read_text()
+    path.write_text(json.dumps(before))
+    assert '<pre tabindex="0"><code>csda train &#39;the best 5 % of all&#39;</code></pre>' in page
+    assert not re.search(r"\d %", re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL))
+    assert re.search(r"It recognises \d+\N{NO-BREAK SPACE}%", page)
+
+
+def test_one_area_has_one_interval(csda_folder: Path) -> None:
+    """The titles of the ROC curves say what the table says."""
+    page = Page(write_report(csda_folder)).text
+    for each in tables.score(Run(csda_folder)).class_auc:
+        assert f"{each} {each.interval}" in page
+
+
+def test_settings_differ_between_runs_that_have_them(make_run: MakeRun, tmp_path: Path) -> None:
+    """A third run without such settings does not hide that."""
+    folders = [make_run("baseline", epochs=2), make_run("csda", epochs=2), make_run("csda", epochs=2, seed=1)]
+    config = folders[2] / "config.toml"
+    assert "capacity = 256" in config.read_text()
+    config.write_text(config.read_text().replace("capacity = 256", "capacity = 64"))
+    html = write_comparison(folders, tmp_path / "comparison.html").read_text()
+    differing, lacking = html.split("Settings that differ", 1)[1].split("Settings that only some of the runs have", 1)
+    assert '<th scope="row">capacity</th>' in differing
+    assert '<th scope="row">delta</th>' in lacking.split("Commands", 1)[0]
+    assert '<th scope="row">delta</th>' not in differing
+    assert "The title has the area (AUC) of each run, in the order of the legend." in html
+
+
 def test_multi_label_run(make_multi_label_run: Callable[[], Path], tmp_path: Path) -> None:
     folder = make_multi_label_run()
     page = Page(write_report(folder))
@@ -407,6 +440,8 @@ def test_images_are_shown_with_what_they_are(illustrated: Path) -> None:
         for row in gallery.cells
         for cell in row
     )
+    # The heading of a cell has the class, so what is below its images is the probability alone.
+    assert all(re.fullmatch(r">?\d+ %", image.words) for row in gallery.cells for cell in row for image in cell.images)
 
 
 def test_no_image_leaves_where_none_may(illustrated: Path, tmp_path: Path) -> None:

@@ -135,3 +135,35 @@ def test_neighbours_are_the_nearest_by_angle() -> None:
     cosines = [row @ features[0] / np.linalg.norm(row) / np.linalg.norm(features[0]) for row in features[1:]]
     assert found.tolist() == np.argsort(cosines)[::-1][:5].tolist()
     assert similarity == pytest.approx(sorted(cosines)[::-1][:5], abs=1e-5)
+
+
+def test_information_is_the_reduction_of_variance(pool: Pool) -> None:
+    """The first images are those of a loop that computes every design anew."""
+    assert pool.probs is not None
+    assert pool.features is not None
+    assert pool.labeled_features is not None
+    points, known = ordering._principal(pool.features, pool.labeled_features)
+    unsure = (pool.probs * (1 - pool.probs)).sum(1)
+    weights = (pool.probs / pool.probs.sum(0)).sum(1) * unsure
+    precision = np.eye(points.shape[1]) + unsure.mean() * known.T @ known
+
+    def variance(image: int) -> float:
+        covariance = np.linalg.inv(precision + unsure[image] * np.outer(points[image], points[image]))
+        return float(sum(weight * point @ covariance @ point for weight, point in zip(weights, points, strict=True)))
+
+    taken: list[int] = []
+    for _ in range(4):
+        taken.append(min(set(range(300)) - set(taken), key=variance))
+        precision += unsure[taken[-1]] * np.outer(points[taken[-1]], points[taken[-1]])
+    assert rank("information", pool)[:4].tolist() == taken
+    before_any_label = replace(pool, labeled_features=pool.labeled_features[:0])
+    assert "information" not in before_any_label.orders()
+
+
+def test_information_has_images_beyond_its_candidates(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "CANDIDATES", 50)
+    monkeypatch.setattr(ordering, "INFORMED", 5)
+    assert sorted(rank("information", pool)) == list(range(300))
+    assert pool.features is not None
+    same = replace(pool, features=np.ones_like(pool.features))
+    assert sorted(rank("information", same)) == list(range(300))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from csda import calibration, metrics
-from csda.report.tables import Estimate, judged_part
+from csda.report.tables import Entry, Estimate, judged_part
 from csda.runs import Run
 
 Array = npt.NDArray[np.float64]
@@ -56,14 +56,15 @@ class Coverage:
     high: Array
 
 
-def roc_curves(run: Run) -> list[Curve | None]:
-    """The curve of each class; None if all images or none are of the class."""
-    return _of_each_class(run, _roc)
+def roc_curves(entry: Entry) -> list[Curve | None]:
+    """The curve of each class, with the AUC of the scores; None if all images or none are of the class."""
+    classes = zip(_each_class(entry.run), entry.scores.class_auc, strict=True)
+    return [None if known is None else _roc(*known, area) for known, area in classes]
 
 
-def precision_recall_curves(run: Run) -> list[Curve | None]:
+def precision_recall_curves(entry: Entry) -> list[Curve | None]:
     """The curve of each class; None if all images or none are of the class."""
-    return _of_each_class(run, _precision_recall)
+    return [None if known is None else _precision_recall(*known) for known in _each_class(entry.run)]
 
 
 def reliabilities(run: Run) -> tuple[Reliability, Reliability | None, float | None]:
@@ -118,25 +119,21 @@ def sensitivities(run: Run) -> list[tuple[float, list[Estimate]]]:
     return rows
 
 
-def _of_each_class(run: Run, measure: Callable[[Array, Positives], Curve]) -> list[Curve | None]:
+def _each_class(run: Run) -> list[tuple[Array, Positives] | None]:
+    """The scores of all images for each class, and which images are of the class; None if all are or none."""
     probs, labels = run.predictions.part(judged_part(run))
     n = len(run.classes)
     truth = labels.astype(bool) if run.multi_label else np.equal.outer(labels, np.arange(n))
-    return [
-        measure(probs[:, name], truth[:, name]) if 0 < truth[:, name].sum() < len(truth) else None for name in range(n)
-    ]
+    return [(probs[:, name], truth[:, name]) if 0 < truth[:, name].sum() < len(truth) else None for name in range(n)]
 
 
-def _roc(scores: Array, positive: Positives) -> Curve:
+def _roc(scores: Array, positive: Positives, area: Estimate) -> Curve:
     def at_grid(scores: Array, weights: Array) -> Array:
         false, true, _ = metrics.roc_curve(scores, positive, weights)
         return metrics.curve_at(GRID, false, true)
 
-    def area(scores: Array, weights: Array) -> Array:
-        return metrics.roc_auc(scores, positive, weights)
-
     x, y, _ = metrics.roc_curve(scores, positive)
-    return _curve(x, y, at_grid, area, metrics.roc_auc(scores, positive), scores, positive)
+    return Curve(x, y, *_resample(at_grid, scores, positive), area, float(positive.mean()))
 
 
 def _precision_recall(scores: Array, positive: Positives) -> Curve:
@@ -144,27 +141,17 @@ def _precision_recall(scores: Array, positive: Positives) -> Curve:
         recalls, precisions, _ = metrics.precision_recall_curve(scores, positive, weights)
         return _precision_at(recalls, precisions)
 
-    def area(scores: Array, weights: Array) -> Array:
+    def average(scores: Array, weights: Array) -> Array:
         return metrics.average_precision(scores, positive, weights)
 
     x, y, _ = metrics.precision_recall_curve(scores, positive)
-    return _curve(x, y, at_grid, area, float(metrics.average_precision(scores, positive)), scores, positive)
+    value, bounds = metrics.average_precision(scores, positive), _resample(average, scores, positive)
+    area = Estimate(float(value), float(bounds[0]), float(bounds[1]), count=int(positive.sum()))
+    return Curve(x, y, *_resample(at_grid, scores, positive), area, float(positive.mean()))
 
 
-def _curve(
-    x: Array,
-    y: Array,
-    at_grid: Callable[..., Array],
-    area: Callable[..., Array],
-    value: float,
-    scores: Array,
-    positive: Positives,
-) -> Curve:
-    strata = positive.astype(np.intp)
-    low, high = metrics.bootstrap_interval(at_grid, scores, samples=SAMPLES, strata=strata)
-    bounds = metrics.bootstrap_interval(area, scores, samples=SAMPLES, strata=strata)
-    area_of = Estimate(value, float(bounds[0]), float(bounds[1]), count=int(positive.sum()))
-    return Curve(x, y, low, high, area_of, float(positive.mean()))
+def _resample(measure: Callable[..., Array], scores: Array, positive: Positives) -> tuple[Array, Array]:
+    return metrics.bootstrap_interval(measure, scores, samples=SAMPLES, strata=positive.astype(np.intp))
 
 
 def _precision_at(recalls: Array, precisions: Array) -> Array:

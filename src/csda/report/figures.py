@@ -81,6 +81,9 @@ HALF, FULL, NARROW = 410, 980, 360
 """Widths of a picture that shares the page, of one that has it alone, and of the latter on a phone."""
 
 
+AREAS = 3
+"""Largest number of areas in the title of a panel."""
+
 MARGIN = 12
 """Pixels around a picture that is saved as a file."""
 
@@ -251,7 +254,9 @@ def draw_by_class(
 ) -> Figure:
     """A small panel for each chosen class, with a line for each entry and reader. All panels have the same scale."""
     names = [entries[0].run.classes[i] for i in chosen]
-    figure, panels = _panels(names, narrow=narrow)
+    columns = 2 if narrow else 4
+    legend = _legend_height(len(entries) * len(readers), columns)
+    figure, panels = _panels(names, narrow=narrow, foot=max(40, 4 + legend))
     for i, axes in zip(chosen, panels, strict=True):
         for entry in entries:
             for (name, read), style in zip(readers.items(), ("-", "--"), strict=False):
@@ -259,7 +264,7 @@ def draw_by_class(
         _over_epochs(axes, label="")
         axes.tick_params(labelbottom=True)
     panels[0].set_ylim(*((-0.04, 1.04) if shares else (0, None)))
-    _legend(figure, panels[0], columns=2 if narrow else 4, place="lower left")
+    _legend(figure, panels[0], columns, place="lower left")
     return figure
 
 
@@ -270,8 +275,9 @@ def draw_curves(
     """ROC (`kind` "roc") or precision-recall curves of each class: a line with its 95 % band for each entry."""
     classes = entries[0].run.classes
     known = [i for i in range(len(classes)) if any(each[i] is not None for each in curves)]
-    legend = len(entries) > 1
-    figure, panels = _panels([classes[i] for i in known], narrow=narrow, square=True, foot=56 if legend else 30)
+    columns = 2 if narrow else 4
+    legend = _legend_height(len(entries), columns) if len(entries) > 1 else 0
+    figure, panels = _panels([classes[i] for i in known], narrow=narrow, square=True, foot=30 + legend)
     for i, axes in zip(known, panels, strict=True):
         areas = []
         for entry, each in zip(entries, curves, strict=True):
@@ -286,7 +292,7 @@ def draw_curves(
             axes.plot([0, 1], [0, 1], color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
         else:
             axes.axhline(level, color=PALETTE["muted"], linewidth=1, linestyle=(0, (2, 3)))
-        axes.set_title(f"{_shorten(classes[i], 20)}\n{', '.join(areas[:3])}", fontsize=11, fontweight="normal")
+        axes.set_title(f"{_shorten(classes[i], 20)}\n{', '.join(areas[:AREAS])}", fontsize=11, fontweight="normal")
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -296,10 +302,10 @@ def draw_curves(
     horizontal, vertical = ("false positive rate", "true positive rate") if kind == "roc" else ("recall", "precision")
     look: dict[str, Any] = {"fontsize": 12, "color": PALETTE["muted"]}
     points = figure.get_figheight() * 72
-    figure.supxlabel(horizontal, y=(34 if legend else 8) / points, va="bottom", **look)
+    figure.supxlabel(horizontal, y=(8 + legend) / points, va="bottom", **look)
     figure.supylabel(vertical, x=2 / (figure.get_figwidth() * 72), ha="left", **look)
     if legend:
-        _legend(figure, panels[0], columns=2 if narrow else 4, place="lower left")
+        _legend(figure, panels[0], columns, place="lower left")
     return figure
 
 
@@ -462,6 +468,11 @@ def _legend(
 ) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc=place, ncols=columns, handlelength=1.6, columnspacing=1.4)
+
+
+def _legend_height(lines: int, columns: int) -> int:
+    """Height in pixels of a legend with this number of lines."""
+    return 8 + 18 * -(-lines // columns)
 
 
 def _finish(figure: Figure, axes: Axes, title: str, columns: int = 2) -> Figure:

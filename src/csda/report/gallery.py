@@ -174,7 +174,7 @@ class _Wall:
             cells = [
                 Cell(name, self.classes[guess], int(counts[truth, guess]), truth == guess, shown)
                 for guess in np.argsort(-counts[truth], kind="stable").tolist()
-                if (truth, guess) in chosen and (shown := self._judged(chosen[truth, guess], truth))
+                if (truth, guess) in chosen and (shown := self._judged(chosen[truth, guess], truth, named=False))
             ]
             if cells:
                 rows.append(cells)
@@ -218,7 +218,8 @@ class _Wall:
             return (name in found) != bool(self.labels[row, name])
         return bool(found != self.labels[row])
 
-    def _judged(self, rows: Iterable[int], name: int) -> tuple[Shown, ...]:
+    def _judged(self, rows: Iterable[int], name: int, *, named: bool = True) -> tuple[Shown, ...]:
+        """The images of some rows, with the prediction below them; only its probability if the heading names it."""
         shown = []
         for row in rows:
             picture = self.run.thumbnails.pictures.get(self.ids[row])
@@ -231,8 +232,9 @@ class _Wall:
                 sentence = f"{self.ids[row]}: {words} for {self.classes[name]}"
             else:
                 guess, share = int(self.probs[row].argmax()), float(self.probs[row].max())
-                words = f"{self.classes[guess]} {_percent(share)}"
-                sentence = f"{self.ids[row]}: {self.classes[int(self.labels[row])]}, predicted as {words}"
+                full = f"{self.classes[guess]} {_percent(share)}"
+                words = full if named else _percent(share)
+                sentence = f"{self.ids[row]}: {self.classes[int(self.labels[row])]}, predicted as {full}"
             shown.append(Shown(address(picture), words, sentence, not wrong))
         return tuple(shown)
 

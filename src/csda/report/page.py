@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from csda.files import write_whole
@@ -111,6 +112,8 @@ def write_comparison(
     entries = tables.enter(runs)
     rows = tables.compare_all(entries)
     differing = _list_differing([run.config for run in runs])
+    # Runs that have such a setting have the same value.
+    lacking = {key: values for key, values in differing.items() if len(set(values) - {UNKNOWN}) == 1}
     disputes = collect_disputes([(entry.name, entry.colour, entry.run) for entry in entries]) if images else []
     content = {
         "title": title,
@@ -130,8 +133,8 @@ def write_comparison(
         "curves": _picture_learning(entries),
         "confusions": _picture_confusions(entries),
         "pseudo_labels": _picture_pseudo_labels(entries),
-        "differing": {key: values for key, values in differing.items() if UNKNOWN not in values},
-        "lacking": {key: values for key, values in differing.items() if UNKNOWN in values},
+        "differing": {key: values for key, values in differing.items() if key not in lacking},
+        "lacking": lacking,
         "machines": _list_differing([_machine(run) for run in runs]),
         "machine": _common([_machine(run) for run in runs]),
     }
@@ -155,6 +158,8 @@ def open_environment() -> Environment:
     environment.filters["setting"] = _format_setting
     environment.filters["percent"] = _percent
     environment.filters["code"] = _mark_code
+    environment.filters["breakable"] = _break_after_underscores
+    environment.filters["whole"] = _keep_percentages_whole
     environment.filters["thousands"] = "{:,}".format
     environment.filters["number"] = lambda value: "–" if value is None else f"{value:.3f}"
     return environment
@@ -241,7 +246,8 @@ def _describe_limits(entry: Entry) -> list[str]:
     for name, figures_of in (run.result.get("control") or {}).items():
         known = [f"{key.upper()} {value:.3f}" for key, value in figures_of.items() if value is not None]
         if known:
-            sentences.append(f"Another control, {name.replace('_', ' ')} on frozen features: {' and '.join(known)}.")
+            which = "Another control" if sentences else "A control"
+            sentences.append(f"{which}, {name.replace('_', ' ')} on frozen features: {' and '.join(known)}.")
     # Of a short run only the second half, because figures rise in the first epochs.
     rows = run.metrics[-min(LAST, (len(run.metrics) + 1) // 2) :]
     last = [row["test_mca"] for row in rows if row.get("test_mca") is not None]
@@ -344,18 +350,21 @@ def _describe_choice(entries: Sequence[Entry]) -> str:
 def _picture_ranking(entries: Sequence[Entry]) -> list[Picture]:
     """ROC and precision-recall curves of the classes that have them."""
     kind = "label" if entries[0].run.multi_label else "class"
+    whose = "with its 95 % interval"
+    if len(entries) > 1:
+        which = "each run" if len(entries) <= figures.AREAS else f"the first {figures.AREAS} runs"
+        whose = f"of {which}, in the order of the legend"
     texts = {
         "roc": f"ROC of each {kind}: the share of its images that are found, against the share of other images that "
-        "are predicted as it, for all thresholds. The title has the area (AUC) with its 95 % interval. The dotted line "
-        "is guessing.",
+        f"are predicted as it, for all thresholds. The title has the area (AUC) {whose}. The dotted line is guessing.",
         "precision-recall": f"Precision against recall of each {kind}, for all thresholds: the share of images "
         "predicted as it that are right, against the share of its images that are found. If it is rare, this falls "
-        "long before ROC does. The title has the mean precision. The dotted line is guessing.",
+        f"long before ROC does. The title has the mean precision {whose}. The dotted line is guessing.",
     }
     made = {"roc": curves.roc_curves, "precision-recall": curves.precision_recall_curves}
     pictures = []
     for name, text in texts.items():
-        lines = [made[name](entry.run) for entry in entries]
+        lines = [made[name](entry) for entry in entries]
         if any(curve is not None for each in lines for curve in each):
             bands = "Bands contain 95 % of resamples of the images."
             pictures.append(_picture(name, partial(figures.draw_curves, entries, lines, name), f"{text} {bands}"))
@@ -511,6 +520,20 @@ def _mark_code(sentence: str) -> Markup:
     """Convert text between backticks to code."""
     parts = enumerate(sentence.split("`"))
     return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in parts)
+
+
+def _break_after_underscores(name: str) -> Markup:
+    """Escaped text in which a long name may be broken after an underscore."""
+    return escape(name).replace("_", Markup("_<wbr>"))
+
+
+def _keep_percentages_whole(page: str) -> Markup:
+    """The page with a space before each percent sign that is not broken, but not in commands, which may be copied."""
+    return Markup(re.sub(r"<pre.*?</pre>|(?<=\d) %", _join_percentage, page, flags=re.DOTALL))
+
+
+def _join_percentage(match: re.Match[str]) -> str:
+    return "\N{NO-BREAK SPACE}%" if match[0] == " %" else match[0]
 
 
 def _format_duration(seconds: float) -> str:

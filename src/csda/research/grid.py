@@ -16,7 +16,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from csda.data import load_dataset
 from csda.data.records import Pixels
@@ -129,7 +129,7 @@ def draw_budgets(
             places += 0.36 * ((row + 0.5) / len(titles) - 0.5)
             own = [lines[labels] for labels in budgets if labels in lines]
             _draw_series(axes, places, own, name, colours[title], title)
-        axes.set_xticks(range(len(budgets)), budgets)
+        axes.set_xticks(range(len(budgets)), [labels.replace(" ", "\n", 1) for labels in budgets])
         axes.set_xlim(-0.5, len(budgets) - 0.5)
         axes.grid(visible=False, axis="x")
         axes.set_title(f"{name.upper()}, {split}" if several else name.upper())
@@ -185,6 +185,7 @@ def draw_rows(
             axes.plot(known, [row] * len(known), "D", **_open(colour))
         axes.set_yticks(range(len(titles)), titles)
         axes.set_ylim(len(titles) - 0.4, -0.6)
+        axes.xaxis.set_major_locator(MaxNLocator(5))  # more would run into each other
         axes.set_title(name.upper() + (f", {split}" if len(splits) > 1 else ""))
     axes.plot([], [], linestyle="none", label=explained)
     if any(paper.values()):

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from PIL import Image
 
 from csda import metrics
@@ -140,6 +141,8 @@ def draw_epochs(runs: Runs) -> Figure:
         axes.set_xlim(left=1)
     panels[2].set_yscale("log")
     panels[2].yaxis.set_major_formatter("{x:g}")
+    panels[2].yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # labels also where there is less than a decade
+    panels[2].yaxis.set_minor_formatter("{x:g}")
     panels[0].legend()
     return figure
 

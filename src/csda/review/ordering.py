@@ -254,6 +254,8 @@ def inform(features: Array, labeled: Array, probs: Array) -> Positions:
     of all classes together count the same. `INFORMED` images are chosen one by one, each with the largest reduction
     that is left; the others follow by the reduction at the beginning.
     """
+    if not len(features):
+        return np.empty(0, dtype=np.intp)
     points, known = _principal(features, labeled)
     probs = np.asarray(probs, dtype=np.float64)
     unsure = (probs * (1 - probs)).sum(axis=1)
