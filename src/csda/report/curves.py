@@ -151,7 +151,8 @@ def _precision_recall(scores: Array, positive: Positives) -> Curve:
 
 
 def _resample(measure: Callable[..., Array], scores: Array, positive: Positives) -> tuple[Array, Array]:
-    return metrics.bootstrap_interval(measure, scores, samples=SAMPLES, strata=positive.astype(np.intp))
+    low, high = metrics.bootstrap_interval(measure, scores, samples=SAMPLES, strata=positive.astype(np.intp))
+    return low, high
 
 
 def _precision_at(recalls: Array, precisions: Array) -> Array:
