@@ -172,7 +172,7 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """MCA against the number of labels, a line for each order."""
     import matplotlib
 
-    colours = [PALETTE[name] for name in ("grey", "blue", "vermilion", "green", "pink", "amber")]
+    colours = [PALETTE[name] for name in ("grey", "olive", "blue", "vermilion", "green", "pink", "amber")]
     labels = sorted({row["labels"] for row in rows})
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
