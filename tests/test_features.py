@@ -203,7 +203,7 @@ def test_where_a_network_of_views_looks_is_shown_on_the_plain_image(
 def test_kinds_of_pictures_have_their_views(tmp_path: Path) -> None:
     chosen = {"data": str(tmp_path), "preset": "features"}
     views = {kind: configure(chosen | {"pictures": kind}).feature_views for kind in PICTURES}
-    assert views == {"skin": "zoomed", "endoscopy": "plain", "chest": "plain", "generic": "plain"}
+    assert views == {"skin": "zoomed", "endoscopy": "plain", "chest": "zoomed", "generic": "plain"}
     assert configure(chosen).feature_views == "plain"
     probe = {"data": str(tmp_path), "preset": "strong", "method": "linear-probe", "pictures": "skin"}
     assert configure(probe).feature_views == "zoomed"

@@ -211,7 +211,7 @@ KINDS = {
 }
 """The kind of pictures of each source."""
 
-VIEWS: dict[str, Views] = {"skin": "zoomed"}
+VIEWS: dict[str, Views] = {"skin": "zoomed", "chest": "zoomed"}
 """Views whose frozen features are averaged, for each kind of picture where that helps (decision 26)."""
 
 
