@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
@@ -26,7 +27,7 @@ from csda.research.experiments import HERE, Experiment, read_experiment
 from csda.research.ledger import ContentFinder, agree, read_recorded, recall_contents
 from csda.research.reproduce import list_cells, reproduce
 from csda.research.summary import list_columns
-from csda.review.ordering import DEFAULTS, ORDERS
+from csda.review.ordering import DEFAULTS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -93,7 +94,8 @@ def test_the_table_of_estimators_follows_from_its_draws() -> None:
 
 
 def test_the_default_order_of_the_review_was_chosen_on_other_seeds() -> None:
-    """The summary follows from its steps; the page begins with the order that has the highest MCA on seeds apart."""
+    """The summary follows from its steps; the page begins with the order that has the highest MCA on other seeds. It is
+    ahead of random order."""
     steps = [
         {**line, "seed": int(line["seed"]), "labels": int(line["labels"]), "mca": float(line["mca"])}
         for line in _read("review/steps.csv")
@@ -113,13 +115,16 @@ def test_the_default_order_of_the_review_was_chosen_on_other_seeds() -> None:
         gaps = np.subtract(by_seed(order), by_seed("random"))
         assert float(line["mca_gap"]) == pytest.approx(gaps.mean(), abs=1e-5)
         assert [float(line["mca_low"]), float(line["mca_high"])] == pytest.approx(paired_interval(gaps), abs=1e-5)
-    choice = [line for line in _read("archive/review_choice.csv") if line["order"] in ORDERS]
+    choice = _read("archive/review_information.csv")
     assert not {int(line["seed"]) for line in choice} & set(seeds)
     means = {
         order: mean(float(line["mca_mean"]) for line in choice if line["order"] == order)
-        for order in {line["order"] for line in choice}
+        for order, count in Counter(line["order"] for line in choice).items()
+        if count > 5
     }
-    assert next(order for order in DEFAULTS if order in lines) == max(means, key=means.__getitem__)
+    first = next(order for order in DEFAULTS if order in lines)
+    assert max(means, key=means.__getitem__).partition(",")[0] == first
+    assert float(lines[first]["mca_low"]) > 0
 
 
 def test_the_summary_of_small_pictures_follows_from_its_runs() -> None:

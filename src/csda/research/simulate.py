@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,8 @@ def format_page(lines: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> 
     )
     orders = "\n".join(f"- {line['order']}: {MEANINGS[line['order']]}" for line in lines)
     by_order = {line["order"]: line for line in lines}
-    begun = next((by_order[order] for order in DEFAULTS if order in by_order), None)
-    if begun is None or begun["order"] == "random":
+    begun = by_order[_first(by_order)]
+    if begun["order"] == "random":
         verdict = "Random order is all that was replayed."
     else:
         sure = begun["mca_low"] > 0
@@ -177,14 +177,20 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
         axes = figure.add_subplot()
-        for order, colour in zip(dict.fromkeys(row["order"] for row in rows), colours, strict=False):
+        orders = dict.fromkeys(row["order"] for row in rows)
+        for order, colour in zip(orders, colours, strict=False):
             chosen = [row for row in rows if row["order"] == order]
             means = [np.mean([row["mca"] for row in chosen if row["labels"] == at]) for at in labels]
-            wide = order in ("mix", "random")
+            wide = order in (_first(orders), "random")
             axes.plot(labels, means, color=colour, label=order, linewidth=2.4 if wide else 1.3)
         axes.set(xlabel="labels", ylabel="MCA on test images, mean over seeds")
         axes.legend(frameon=False, ncols=2)
     return figure
+
+
+def _first(orders: Container[str]) -> str:
+    """The order that the page begins with, of those that were compared."""
+    return next(order for order in DEFAULTS if order in orders)
 
 
 def _short(value: Any) -> Any:

@@ -50,7 +50,7 @@ ORDERS = {
 }
 """Names of the orders, and what each puts first."""
 
-DEFAULTS = ("suspicious", "mix", "diversity", "random")
+DEFAULTS = ("suspicious", "information", "mix", "diversity", "random")
 """The first order of a list: the first of these that is available. results/review compares orders with random order.
 What to use before any label was not measured.
 """

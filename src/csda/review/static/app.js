@@ -473,12 +473,12 @@ async function hear({ progress, problem }) {
   else note.textContent = problem && !page.about.has_features ? "No features" : "";
   note.title = problem ?? "They are needed for neighbours, diversity and suspicious labels.";
   if (progress === 1 && !page.about.has_features) {
-    const order = $("filters").order.value;
+    const order = $("filters").order.value, first = page.about.defaults[page.list];
     page.about = await get("/api/session");
     $("refresh").hidden = !page.about.can_refresh;
     for (const each of document.querySelectorAll(".said")) each.hidden = !page.about.predicts;
     makeFilters(new URLSearchParams(location.hash.slice(1)));
-    if (["random", "name"].includes(order) && !page.pending) {
+    if (order === first && page.at === 0 && !page.pending) {  // nobody has begun, or chosen an order
       $("filters").order.value = page.about.defaults[page.list];
       await restart();
     } else drawChoice(page.items[page.at]);
