@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from review_server import Server
@@ -137,6 +138,102 @@ def test_ten_images_by_keyboard(serve: Any, open_page: Any, run_copy: Path) -> N
     run = train(labels_from=run_copy, out=run_copy.parent / "next")
     before = sum(row.split == "labeled" for row in Run(run_copy).split)
     assert sum(row.split == "labeled" for row in run.split) == before + 8
+
+
+def test_several_at_once(serve: Any, open_page: Any, run_copy: Path) -> None:
+    """A click and two more with Ctrl select three; what is accepted together is undone together."""
+    page = open_page(serve(run_copy), viewport={"width": 1280, "height": 800})
+    page.click(".card >> nth=1")
+    for place in (3, 6):
+        page.click(f".card >> nth={place}", modifiers=["Control"])
+    chosen = page.eval_on_selector_all(".card", "all => all.map(each => each.ariaSelected)")
+    assert [place for place, value in enumerate(chosen) if value == "true"] == [1, 3, 6]
+    page.click(".class >> nth=2")
+    _settled(page, 3)
+    assert [each.label for each in read_decisions(run_copy).decisions] == ["rare"] * 3
+    page.keyboard.press("l")
+    until(page, "document.querySelector('.card')?.title.includes('given')")
+    for key in ("a", "Enter"):
+        page.keyboard.press(key)
+    _settled(page, 4)
+    kept = read_decisions(run_copy)
+    accepted = kept.decisions[3:]
+    given = {row.id: row.label for row in Run(run_copy).split}
+    assert len({each.label for each in accepted}) > 1
+    assert all(each.label == given[each.image] and each.batch == 4 for each in accepted)
+    page.keyboard.press("u")
+    _settled(page, len(kept.decisions) + 1)
+    assert read_decisions(run_copy).tally() == {"rare": 3}
+
+
+def test_the_image_in_focus_stays_when_features_arrive(serve: Any, open_page: Any, tmp_path: Path) -> None:
+    for number in range(5):
+        path = tmp_path / "images" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (60, 40), (50 * number, 90, 90)).save(path)
+    page = open_page(serve(tmp_path / "images", tmp_path / "review", ("a", "b")))
+    page.keyboard.press("ArrowRight")
+    shown = page.inner_text("#name")
+    answer = json.dumps({"last": 0, "items": [], "progress": 1.0, "problem": None})
+    page.route("**/api/changes?*", lambda route: route.fulfill(body=answer, content_type="application/json"))
+    until(page, "document.querySelector('#status').textContent.startsWith('Features are complete')")
+    assert page.inner_text("#name") == shown
+
+
+def test_a_window_and_a_picture_that_stays_in_sight(serve: Any, open_page: Any, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    values = np.arange(1000, 1000 + 64 * 32, dtype=np.uint16).reshape(32, 64)
+    for name in "ab":
+        Image.fromarray(values).save(tmp_path / "images" / f"{name}.png")
+    page = open_page(serve(tmp_path / "images", tmp_path / "review", ("a", "b")))
+    until(page, "!document.querySelector('#window').hidden")
+    page.keyboard.press("b")
+    assert (page.input_value("#low"), page.input_value("#high")) == ("0", "4095")
+    page.focus("#low")
+    page.keyboard.press("End")  # it stops before the other end
+    assert float(page.input_value("#low")) < 4095
+    until(page, "document.querySelector('#picture').src.includes('&low=4')")
+    assert page.inner_text("#low-value") == str(round(float(page.input_value("#low"))))
+    page.click("#plain")
+    assert page.input_value("#low") == "0"
+    box = page.locator("#view").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.wheel(0, -100)
+    until(page, "document.querySelector('#view').classList.contains('zoomed')")
+    page.mouse.down()
+    page.mouse.move(x + 3000, y + 3000)
+    page.mouse.up()
+    picture = page.locator("#picture").bounding_box()
+    assert abs(picture["x"] - box["x"]) < 1
+    assert abs(picture["y"] - box["y"]) < 1
+
+
+def test_what_went_wrong_stays_on_the_page(serve: Any, open_page: Any, tmp_path: Path) -> None:
+    """A folder has no model to predict a dropped image; the sentence is there after the next poll, too."""
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (60, 40)).save(tmp_path / "images" / "a.png")
+    page = open_page(serve(tmp_path / "images", tmp_path / "review", ("a", "b")))
+    dropped = page.evaluate_handle(
+        "(() => { const all = new DataTransfer(); all.items.add(new File(['x'], 'x.png')); return all; })()"
+    )
+    page.dispatch_event("body", "drop", {"dataTransfer": dropped})
+    until(page, "document.querySelector('#problem').textContent.includes('no model')")
+    with page.expect_response("**/api/changes?*"):
+        pass
+    page.wait_for_timeout(100)
+    assert page.is_visible("#problem")
+    page.keyboard.press("1")  # until something succeeds
+    _settled(page, 1)
+    until(page, "document.querySelector('#problem').hidden")
+
+
+def test_given_labels_have_counts_of_their_own(serve: Any, open_page: Any, run_copy: Path) -> None:
+    page = open_page(serve(run_copy))
+    page.keyboard.press("l")
+    until(page, "/^0 labeled again, [1-9][0-9]* as given$/.test(document.querySelector('#progress').textContent)")
+    page.keyboard.press("1")
+    until(page, "document.querySelector('#progress').textContent.startsWith('1 labeled again')")
 
 
 def test_two_tabs(serve: Any, open_page: Any, run_copy: Path) -> None:

@@ -162,7 +162,7 @@ def test_decisions_are_kept_undone_and_tallied(opened: Opened, run_copy: Path) -
     opened.decide([third], "flag")
     summary = opened.get("/api/summary")
     assert {each["name"]: each["labeled"] for each in summary["classes"]} == {"common": 2, "label": 0, "rare": 0}
-    assert summary["states"]["flagged"] == 1
+    assert summary["states"]["unlabeled"]["flagged"] == 1
     undone = opened.client.post("/api/undo", headers=MARK).json()
     assert [item["state"] for item in undone["items"]] == ["open"]
     undone = opened.client.post("/api/undo", headers=MARK).json()
@@ -217,7 +217,7 @@ def test_what_the_model_says_of_an_image_that_is_sent(opened: Opened, tiny_run: 
     expected = csda.load(tiny_run.folder).predict(path)[0]
     assert answer.json()["probs"] == pytest.approx(expected.tolist(), abs=1e-5)
     assert answer.json()["predicted"] in tiny_run.classes
-    assert opened.client.post("/api/predict", content=b"no image", headers=MARK).status_code == 404
+    assert opened.client.post("/api/predict", content=b"no image", headers=MARK).status_code == 415
     assert opened.client.post("/api/predict", content=b"", headers=MARK).status_code == 400
 
 
@@ -237,8 +237,8 @@ def test_a_window_on_sixteen_bits(tmp_path: Path) -> None:
     session = open_folder(tmp_path / "images", tmp_path / "review", ["x", "y"])
     with TestClient(guarded(create_app(session)), base_url=HOST) as client:
         deep, plain = (client.get(f"/api/images/{number}").json() for number in (0, 1))
-        assert deep["levels"] == [0, 2047]
-        assert plain["levels"] is None
+        assert deep["levels"] == deep["window"] == [0, 4095]  # twelve bits, as the picture is shown by default
+        assert plain["levels"] is plain["window"] is None
         content = client.get("/api/images/0/picture", params={"low": 500, "high": 1000}).content
         shown = np.asarray(Image.open(io.BytesIO(content)).convert("L")).astype(float)
         expected = ((values.astype(float) - 500) / 500 * 255).clip(0, 255)
@@ -389,6 +389,10 @@ def test_what_there_is_not(opened: Opened, path: str) -> None:
         {"images": [0], "action": "label", "label": [3]},
         {"images": [0], "action": "label", "label": [0, 1]},
         {"images": [0], "action": "undo"},
+        {"images": [0, 1], "action": "label", "labels": [[0]]},
+        {"images": [0], "action": "label", "labels": [[3]]},
+        {"images": [0], "action": "label", "label": [0], "labels": [[0]]},
+        {"images": [0], "action": "skip", "labels": [[0]]},
         {"images": [0], "action": "flag", "label": [1]},
         {"images": list(range(501)), "action": "skip"},
         {"images": [0.5], "action": "skip"},

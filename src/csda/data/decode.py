@@ -161,23 +161,33 @@ def read_picture(path: Path, size: int, window: tuple[float, float] | None = Non
         raise explain_failure(path, error) from error
 
 
-def read_levels(path: Path) -> tuple[float, float] | None:
-    """The smallest and the largest grey value of a file with more than 256, as limits of a window."""
+def read_levels(path: Path) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    """The limits of a window on a file with more than 256 grey values, and the window that it is shown with by default.
+
+    The limits contain all values of the file and this window.
+    """
     try:
         with _opened(path) as file:
             if _is_dicom(path, file):
-                values, _ = _dicom_values(file)
-                return None if values.ndim == 3 else _range(values)
-            with Image.open(file, formats=FORMATS) as image:
-                _header(image)
-                return _range(np.asarray(image)) if _is_deep(image) else None
+                values, dicom = _dicom_values(file)
+                if values.ndim == 3:
+                    return None
+                window = _window_ends(dicom) if "WindowCenter" in dicom and "WindowWidth" in dicom else None
+            else:
+                with Image.open(file, formats=FORMATS) as image:
+                    _header(image)
+                    if not _is_deep(image):
+                        return None
+                    values = np.asarray(image)
+                    window = _plain_ends(np.nan_to_num(values))
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        if low >= high:
+            return None
+        if window is None or not np.isfinite(window).all():
+            window = low, high
+        return (min(low, window[0]), max(high, window[1])), window
     except Exception as error:
         raise explain_failure(path, error) from error
-
-
-def _range(values: npt.NDArray[Any]) -> tuple[float, float] | None:
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    return (low, high) if low < high else None
 
 
 def _is_deep(image: Image.Image) -> bool:
@@ -355,12 +365,17 @@ def _flatten(image: Image.Image) -> Image.Image:
 def _to_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Convert grey values of more than 8 bits to 8 bits."""
     values = np.nan_to_num(values)
+    return _stretch(values, *_plain_ends(values))
+
+
+def _plain_ends(values: npt.NDArray[Any]) -> tuple[float, float]:
+    """The grey values that become black and white."""
     low, high = values.min(), values.max()
     if values.dtype.kind == "f" and low >= 0 and high <= 1:
         low, high = 0, 1
     elif values.dtype.kind != "f" and low >= 0 and high <= 65535:
         low, high = 0, next(top for top in (255, 4095, 65535) if high <= top)
-    return _stretch(values, float(low), float(high))
+    return float(low), float(high)
 
 
 def _stretch(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
@@ -509,11 +524,16 @@ def _table_entries(values: npt.NDArray[Any], dicom: Any, descriptor: Any, data: 
 
 def _window(values: npt.NDArray[Any], dicom: Any) -> npt.NDArray[np.uint8]:
     """The first window of the file (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3)."""
+    low, high = _window_ends(dicom)
+    if dicom.get("VOILUTFunction") == "SIGMOID":
+        return _stretch(1 / (1 + np.exp(-4 * (values.astype(np.float32) - (low + high) / 2) / (high - low))), 0, 1)
+    return _stretch(values, low, high)
+
+
+def _window_ends(dicom: Any) -> tuple[float, float]:
+    """The grey values that the first window of the file shows as black and white."""
     center, width = (np.atleast_1d(dicom[name].value)[0] for name in ("WindowCenter", "WindowWidth"))
     center, width = float(center), max(float(width), 1.0)
-    function = dicom.get("VOILUTFunction", "LINEAR")
-    if function == "SIGMOID":
-        return _stretch(1 / (1 + np.exp(-4 * (values.astype(np.float32) - center) / width)), 0, 1)
-    if function == "LINEAR":
+    if dicom.get("VOILUTFunction", "LINEAR") == "LINEAR":
         center, width = center - 0.5, width - 1
-    return _stretch(values, center - width / 2, center + width / 2)
+    return center - width / 2, center + width / 2

@@ -56,8 +56,8 @@ class Pictures:
             return _encode(self._draw(record, 512), quality=95)
         return _encode(read_picture(self._inside(record.path), LARGE, window), quality=92)
 
-    def levels(self, record: Record) -> tuple[float, float] | None:
-        """The grey values that a window can have, for files with more than 256."""
+    def levels(self, record: Record) -> tuple[tuple[float, float], tuple[float, float]] | None:
+        """The limits and the default of the window, for files with more than 256 grey values."""
         return None if record.path is None else read_levels(self._inside(record.path))
 
     def _inside(self, path: Path) -> Path:

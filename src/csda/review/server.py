@@ -39,6 +39,7 @@ State = Literal["open", "labeled", "skipped", "flagged"]
 Name = Literal["unlabeled", "given"]
 Number = Annotated[int, InPath(ge=0, lt=2**31)]
 Label = Annotated[int, Field(ge=0, lt=2**31)]
+Classes = Annotated[list[Label], Field(max_length=1000)]
 
 
 class Problem(BaseModel):
@@ -91,17 +92,22 @@ class Details(Item):
     probs: list[float] | None
     aligned: list[float] | None
     levels: tuple[float, float] | None
+    window: tuple[float, float] | None
     neighbours: list[Neighbour]
     decisions: int
 
 
 class Choice(BaseModel):
-    """A decision on some images: a label (its classes by position), skipped, or flagged as unusable."""
+    """A decision on some images: a label (its classes by position), skipped, or flagged as unusable.
+
+    `labels` has a label for each image, instead of one for all.
+    """
 
     model_config = ConfigDict(extra="forbid")
     images: Annotated[list[Label], Field(min_length=1, max_length=MOST_AT_ONCE)]
     action: Literal["label", "skip", "flag"]
-    label: Annotated[list[Label], Field(max_length=1000)] = []
+    label: Classes = []
+    labels: Annotated[list[Classes], Field(max_length=MOST_AT_ONCE)] | None = None
 
 
 class Kept(BaseModel):
@@ -140,7 +146,7 @@ class Audit(BaseModel):
 
 class Summary(BaseModel):
     classes: list[Tally]
-    states: dict[str, int]
+    states: dict[str, dict[str, int]]
     decisions: int
     audit: Audit
 
@@ -249,12 +255,14 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
         aligned = said.aligned[number] if said is not None and said.aligned is not None and known else None
         if aligned is not None and not np.isfinite(aligned).all():  # an image that came with its label
             aligned = None
+        grey = pictures.levels(session.records[number])
         return Details.model_validate(
             {
                 **item(number),
                 "probs": said.probs[number].tolist() if said is not None and known else None,
                 "aligned": None if aligned is None else aligned.tolist(),
-                "levels": pictures.levels(session.records[number]),
+                "levels": grey and grey[0],
+                "window": grey and grey[1],
                 "neighbours": session.neighbours(number),
                 "decisions": session.log.count(session.names[number]),
             }
@@ -294,11 +302,13 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
     def decide(choice: Choice) -> Kept:
         for number in choice.images:
             require(number)
-        if any(label >= len(session.classes) for label in choice.label):
+        if choice.labels is not None and (choice.label or len(choice.labels) != len(choice.images)):
+            raise HTTPException(400, "give one label for all images, or as many labels as images")
+        if any(label >= len(session.classes) for each in (choice.label, *(choice.labels or ())) for label in each):
             raise HTTPException(400, "there is no such class")
-        if choice.action != "label" and choice.label:
+        if choice.action != "label" and (choice.label or choice.labels):
             raise HTTPException(400, "only the action label takes classes")
-        decisions = session.decide(choice.images, choice.action, choice.label)
+        decisions = session.decide(choice.images, choice.action, choice.label, choice.labels)
         return Kept.model_validate(
             {"last": decisions[-1].number, "items": [item(number) for number in dict.fromkeys(choice.images)]}
         )
@@ -345,7 +355,10 @@ def create_app(session: Session, advisor: Advisor | None = None) -> FastAPI:
         content = await request.body()
         if not content:
             raise HTTPException(400, "send an image file")
-        predicted, probs = await run_in_threadpool(advisor.predict, content)
+        try:
+            predicted, probs = await run_in_threadpool(advisor.predict, content)
+        except DataError as error:
+            raise HTTPException(415, str(error)) from None
         return Prediction(predicted=predicted, probs=probs)
 
     return app

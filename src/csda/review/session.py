@@ -288,27 +288,31 @@ class Session:
 
     # Decisions
 
-    def decide(self, numbers: Sequence[int], action: str, label: Sequence[int]) -> list[Decision]:
-        """Store one decision on some images. It is on disk when this returns."""
-        if action == "label":
-            if not self.multi_label and len(label) != 1:
-                raise ConfigError("give one class")
-            text = label_text(tuple(sorted(set(label))) if self.multi_label else label[0], self.classes)
-        else:
-            text = ""
+    def decide(
+        self, numbers: Sequence[int], action: str, label: Sequence[int], labels: Sequence[Sequence[int]] | None = None
+    ) -> list[Decision]:
+        """Store one decision on some images, with one label for all or with `labels` for each. It is on disk when this
+        returns.
+        """
+        wanted = dict(zip(numbers, labels or [label] * len(numbers), strict=True))
+        if action == "label" and not self.multi_label and any(len(each) != 1 for each in wanted.values()):
+            raise ConfigError("give one class")
         with self.lock:
             entries = [
                 Entry(
                     self.names[number],
                     action,  # type: ignore[arg-type]
-                    text,
+                    self._text(each) if action == "label" else "",
                     said=self.label_texts(number)["predicted"] or "",
                     confidence=float(self.confidence[number]) if np.isfinite(self.confidence[number]) else None,
                     audit=bool(self.audited[number]),
                 )
-                for number in dict.fromkeys(numbers)
+                for number, each in wanted.items()
             ]
             return self._keep(entries)
+
+    def _text(self, label: Sequence[int]) -> str:
+        return label_text(tuple(sorted(set(label))) if self.multi_label else label[0], self.classes)
 
     def undo(self) -> list[Decision]:
         """Undo the latest decision, with all decisions that were made together with it."""
@@ -331,21 +335,23 @@ class Session:
     # Figures
 
     def tally(self) -> dict[str, Any]:
-        """The numbers of decided and given labels of each class, and the number of images in each state."""
+        """The numbers of decided and given labels of each class, and the number of images of each list in
+        each state."""
         with self.lock:
             decided = {image: each for image, each in self.log.all_current().items() if image in self.number_of}
             labels = Counter(
                 name for each in decided.values() if each.action == "label" for name in each.label.split("|")
             )
-            offered = self.listings["unlabeled"].numbers
-            states = Counter(STATES[state] for state in self.state[offered].tolist())
+            states = {name: Counter(self.state[each.numbers].tolist()) for name, each in self.listings.items()}
         given: Counter[str] = Counter()
         for record, is_given in zip(self.records, self.given, strict=True):
             if is_given:
                 given.update(label_text(record.label, self.classes).split("|"))
         return {
             "classes": [{"name": name, "labeled": labels[name], "given": given[name]} for name in self.classes],
-            "states": {state: states[state] for state in STATES},
+            "states": {
+                name: {state: counted[place] for place, state in enumerate(STATES)} for name, counted in states.items()
+            },
             "decisions": len(self.log.decisions),
         }
 

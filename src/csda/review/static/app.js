@@ -23,7 +23,10 @@ const page = {
   matching: 0,
   last: 0, // number of the last decision that is known here
   pending: 0,
+  touched: false, // whether a key or a button was pressed
+  clicked: null, // number of the image that was clicked last
   loading: 0,
+  unheard: null, // what went wrong in the last poll
 };
 let viewer;
 let queue = Promise.resolve();
@@ -70,6 +73,7 @@ function openList(name) {
   makeLists();
   makeFilters(new URLSearchParams());
   restart();
+  summarise();
 }
 
 function makeFilters(wanted) {
@@ -284,7 +288,7 @@ function show(item) {
       const details = await get(`/api/images/${number}`);
       if (page.items[page.at]?.number !== number) return;
       page.details = details;
-      viewer.setLevels(details.levels);
+      viewer.setLevels(details.levels, details.window);
       drawChoice(page.items[page.at]);
     } catch (error) {
       complain(error);
@@ -335,32 +339,30 @@ function accept() {
     decide("label", [...page.labels]);
     return;
   }
-  const groups = new Map();
-  for (const item of targets()) {
-    const text = suggestion(item);
-    if (text) groups.set(text, [...(groups.get(text) ?? []), item]);
-  }
-  if (!groups.size) return say("There is no suggestion to accept; press the number of a class.");
-  for (const [text, items] of groups) decide("label", positionsOf(text), items, false);
-  advance();
+  const items = targets().filter(suggestion);
+  if (!items.length) return say("There is no suggestion to accept; press the number of a class.");
+  decide("label", items.map((item) => positionsOf(suggestion(item))), items);
 }
 
-function decide(action, label = [], items = targets(), moves = true) {
+// `label` is one for all items, or has one for each.
+function decide(action, label = [], items = targets()) {
   if (!items.length) return;
   const before = items.map((item) => ({ item, state: item.state, label: item.label }));
-  const names = label.map((position) => page.about.classes[position]);
-  for (const item of items) {
+  const each = Array.isArray(label[0]);
+  const texts = items.map((_, place) => (each ? label[place] : label).map((position) => page.about.classes[position]));
+  items.forEach((item, place) => {
     item.state = { label: "labeled", skip: "skipped", flag: "flagged" }[action];
-    item.label = action === "label" ? names.join("|") || "(none)" : null;
+    item.label = action === "label" ? texts[place].join("|") || "(none)" : null;
     item.pending = true;
-  }
+  });
   page.pending += 1;
   const images = items.map((item) => item.number);
-  const kept = queue.then(() => post("/api/decisions", { images, action, label }));
+  const kept = queue.then(() => post("/api/decisions", { images, action, [each ? "labels" : "label"]: label }));
   queue = kept.then(
     (answer) => {
       take(answer);
-      const what = action === "label" ? names.join(", ") || "none of the classes" : words[items[0].state];
+      const said = [...new Set(texts.map((names) => names.join(", ")))].join("; ");
+      const what = action === "label" ? said || "none of the classes" : words[items[0].state];
       say(`${items.length === 1 ? items[0].name : `${items.length} images`}: ${what}. Kept.`);
     },
     (error) => {
@@ -372,7 +374,7 @@ function decide(action, label = [], items = targets(), moves = true) {
     page.pending -= 1;
     if (!page.pending) summarise();
   });
-  if (moves) advance();
+  advance();
 }
 
 // After a decision: the next image of the page that is open, or the next page.
@@ -444,7 +446,7 @@ async function summarise() {
   try {
     const summary = await get("/api/summary");
     page.last = Math.max(page.last, summary.decisions);
-    showCounts(summary);
+    showCounts(summary, page.list);
     showAudit(page.about, summary.audit);
   } catch (error) {
     complain(error);
@@ -456,12 +458,14 @@ async function poll() {
   if (document.hidden || page.pending) return;
   try {
     const answer = await get("/api/changes", { since: page.last });
-    if (!$("problem").textContent.startsWith(LOST)) $("problem").hidden = true;
+    if ($("problem").textContent === page.unheard) $("problem").hidden = true;
+    page.unheard = null;
     await hear(answer);
     if (answer.last === page.last || page.pending) return;
     take(answer);
     await summarise();
   } catch (error) {
+    page.unheard = error.message;
     complain(error);
   }
 }
@@ -473,17 +477,19 @@ async function hear({ progress, problem }) {
   else note.textContent = problem && !page.about.has_features ? "No features" : "";
   note.title = problem ?? "They are needed for neighbours, diversity and suspicious labels.";
   if (progress === 1 && !page.about.has_features) {
-    const order = $("filters").order.value, first = page.about.defaults[page.list];
+    // An image that is being looked at is not exchanged for another, nor an order that was chosen.
+    const begun = page.touched || page.pending || $("filters").order.value !== page.about.defaults[page.list];
     page.about = await get("/api/session");
     $("refresh").hidden = !page.about.can_refresh;
     for (const each of document.querySelectorAll(".said")) each.hidden = !page.about.predicts;
     makeFilters(new URLSearchParams(location.hash.slice(1)));
-    if (order === first && page.at === 0 && !page.pending) {  // nobody has begun, or chosen an order
+    if (!begun) {
       $("filters").order.value = page.about.defaults[page.list];
       await restart();
     } else drawChoice(page.items[page.at]);
     await summarise();
-    say("Features are complete: neighbours, an order by diversity, and suspicious given labels are available.");
+    say("Features are complete: neighbours, an order by diversity, and suspicious given labels are available."
+      + (begun ? " Press R to order the images again." : ""));
   }
 }
 
@@ -502,7 +508,7 @@ function complain(error) {
 }
 
 async function drop(file) {
-  if (!page.about.can_predict) return complain(new Error("there is no model yet that could say something"));
+  if (!page.about.can_predict) return complain(new Error("there is no model to predict a dropped image; train, and open the run with csda review RUN"));
   try {
     const said = await send("/api/predict", file);
     const address = URL.createObjectURL(file);
@@ -638,18 +644,24 @@ function click(event) {
   if (!card) return;
   const position = Number(card.dataset.position);
   if (event.ctrlKey || event.metaKey) {
+    // The first of several may have been clicked without Ctrl.
+    if (!page.chosen.size && position !== page.at && page.items[page.at]?.number === page.clicked) toggle(page.at);
     focus(position);
     toggle(position);
   } else if (event.shiftKey) focus(position, { extend: true });
   else {
     if (page.chosen.size) clearSelection();
     focus(position);
+    page.clicked = page.items[position].number;
     openOnPhone(true);
   }
 }
 
 function listen() {
   document.addEventListener("keydown", press);
+  for (const name of ["keydown", "pointerdown"]) {
+    document.addEventListener(name, () => { page.touched = true; }, { capture: true });
+  }
   $("grid").addEventListener("click", click);
   $("grid").addEventListener("dblclick", () => enlarge(true));
   $("filters").addEventListener("submit", (event) => event.preventDefault());

@@ -48,17 +48,17 @@ export function showClasses(about, details, chosen, suggested) {
   }
 }
 
-export function showCounts(summary) {
+export function showCounts(summary, list) {
   summary.classes.forEach((each, position) => {
     const button = $("classes").children[position];
     if (button) button.querySelector(".count").textContent = `${each.labeled + each.given}`;
   });
-  const { open, labeled, skipped, flagged } = summary.states;
+  const { open, labeled, skipped, flagged } = summary.states[list];
   const others = [[skipped, "skipped"], [flagged, "unusable"]].filter(([count]) => count);
   $("progress").replaceChildren(
-    element("b", {}, labeled.toLocaleString("en")), " labeled",
+    element("b", {}, labeled.toLocaleString("en")), list === "given" ? " labeled again" : " labeled",
     ...others.flatMap(([count, name]) => [", ", element("b", {}, count.toLocaleString("en")), ` ${name}`]),
-    ", ", element("b", {}, open.toLocaleString("en")), " open",
+    ", ", element("b", {}, open.toLocaleString("en")), list === "given" ? " as given" : " open",
   );
 }
 

@@ -18,7 +18,7 @@ export class Viewer {
     }
     this.view.addEventListener("dblclick", () => this.reset());
     for (const id of ["brightness", "contrast"]) $(id).addEventListener("input", () => this.tone());
-    for (const id of ["low", "high"]) $(id).addEventListener("input", () => this.lay());
+    for (const id of ["low", "high"]) $(id).addEventListener("input", () => this.lay(id));
     $("plain").addEventListener("click", () => this.asItIs());
     this.reset();
   }
@@ -35,22 +35,39 @@ export class Viewer {
   }
 
   load(window = "") {
-    const number = this.number;
-    const address = `/api/images/${number}/picture?v=${this.key}${window}`;
+    const address = `/api/images/${this.number}/picture?v=${this.key}${window}`;
     const loading = new Image();
-    loading.onload = () => { if (this.number === number) this.picture.src = address; };
+    this.loading = loading;
+    loading.onload = () => { if (this.loading === loading) this.picture.src = address; };
     loading.src = address;
   }
 
-  setLevels(levels) {
+  // `levels` are the limits of the sliders, and `window` is what the picture has by default.
+  setLevels(levels, window) {
+    this.window = window;
     $("window").hidden = levels === null;
     if (levels === null) return;
-    for (const [id, value] of [["low", levels[0]], ["high", levels[1]]]) {
-      Object.assign($(id), { min: levels[0], max: levels[1], step: (levels[1] - levels[0]) / 500, value });
-    }
+    const [low, high] = levels;
+    for (const id of ["low", "high"]) Object.assign($(id), { min: low, max: high, step: "any" });
+    this.setWindow();
   }
 
-  lay() {
+  setWindow() {
+    [$("low").value, $("high").value] = this.window;
+    this.tell();
+  }
+
+  tell() {
+    const digits = $("low").max - $("low").min < 100 ? 3 : 0;
+    for (const id of ["low", "high"]) $(`${id}-value`).textContent = Number($(id).value).toFixed(digits);
+  }
+
+  // The end that is moved stops before the other one.
+  lay(moved) {
+    const least = ($("low").max - $("low").min) / 500;
+    if (moved === "low") $("low").value = Math.min(Number($("low").value), Number($("high").value) - least);
+    else $("high").value = Math.max(Number($("high").value), Number($("low").value) + least);
+    this.tell();
     const low = Number($("low").value);
     const high = Number($("high").value);
     if (low >= high) return;
@@ -66,8 +83,8 @@ export class Viewer {
     $("brightness").value = $("contrast").value = 100;
     this.tone();
     if (!$("window").hidden) {
-      $("low").value = $("low").min;
-      $("high").value = $("high").max;
+      this.setWindow();
+      clearTimeout(this.timer);
       this.load();
     }
   }
@@ -90,7 +107,11 @@ export class Viewer {
     this.place();
   }
 
+  // The picture cannot be dragged out of sight.
   place() {
+    const within = (value, most) => Math.min(most, Math.max(-most, value));
+    this.x = within(this.x, ((this.scale - 1) * this.view.clientWidth) / 2);
+    this.y = within(this.y, ((this.scale - 1) * this.view.clientHeight) / 2);
     for (const image of [this.picture, this.attention]) {
       image.style.transform = `translate(${this.x}px, ${this.y}px) scale(${this.scale})`;
     }
