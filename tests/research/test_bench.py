@@ -156,6 +156,8 @@ def test_features_give_every_figure(tiny_images: Path) -> None:
     assert figures["images"] == sum(COUNTS.values())
     assert 0 < figures["rate_of_bare"] < 10
     assert figures["training_share"] == figures["training_seconds"][0] / figures["feature_seconds"][0]
+    with pytest.raises(DataError, match="no unlabeled images for method 'self-train'"):
+        bench_features({"image_size": 32}, tiny_images, rounds=0)
 
 
 @pytest.mark.parametrize(("method", "images"), [("baseline", 8), ("fixmatch", 16), ("vcq", 24), ("csda", 24)])

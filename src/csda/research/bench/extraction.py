@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from csda.data.augment import plain
-from csda.data.prepared import prepare_data
+from csda.data.prepared import prepare_data, require_unlabeled
 from csda.engine import arithmetic, choose_device, using
 from csda.features import Extractor, open_features
+from csda.methods import METHODS
 from csda.models.feature_encoder import build_body
 from csda.models.weights import read_weights
 from csda.presets import configure
@@ -33,6 +34,8 @@ def bench_features(chosen: Mapping[str, Any], data: Path | None, rounds: int) ->
     named = {} if data is None else {"data": str(data)}
     config = configure({"preset": "features", **named, **chosen})
     prepared, device = prepare_data(config, Reporter()), choose_device(config.device)
+    if METHODS[config.method].uses_unlabeled:
+        require_unlabeled(prepared.dataset, prepared.split, config.method)  # now, and not after all features
     weights = read_weights(config.backbone, config.pretrained, config.weights)
     assert weights is not None
     count, size, _, channels = prepared.pixels.shape
