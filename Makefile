@@ -41,6 +41,7 @@ attack: env
 docs: env
 	$(BIN)/python docs/reference/generate.py
 	$(BIN)/python docs/render.py
+	$(BIN)/python tests/attack/campaign.py --page
 	$(BIN)/sphinx-build -c docs -W --keep-going -q . build/site
 	@echo "Site: build/site/index.html"
 

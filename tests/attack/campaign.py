@@ -614,7 +614,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="batches at a time")
     parser.add_argument("--only", choices=ATTACKS, default=None)
     parser.add_argument("--batch", type=int, default=None, help="repeat this batch of --only, and keep nothing")
+    parser.add_argument("--page", action="store_true", help="write the page again, and attack nothing")
     given = parser.parse_args()
+    if given.page:
+        write_results(given.out, json.loads((given.out / "sessions.json").read_text(encoding="utf-8")))
+        return
     if given.batch is not None:
         with tempfile.TemporaryDirectory(prefix="csda-attack-") as folder:
             print(attack_once(given.only, Stage.build(Path(folder)), given.batch))
