@@ -42,6 +42,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, part) for name in WITH_PARTS for part in PARTS[1:]),
     *(("csda", reading) for reading in READINGS),
     ("self-train", {"teacher": "ema"}),
+    ("csda-folds", {"align": "none"}),
 ]
 MULTI_LABEL_CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in METHODS if METHODS[name].multi_label),

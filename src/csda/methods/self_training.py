@@ -121,7 +121,7 @@ class SelfTraining(Method):
     def begin(self, model: TwoStream, labeled_set: LabeledSet, pool: ImagePool) -> None:
         if self.settings.teacher_start == "copy":
             model.start_teacher()
-        if self.settings.labeled_from == "folds":
+        if self.settings.labeled_from == "folds" and self.cross_fit is not None:
             probs = self.fold_labeled
         else:
             batches = labeled_set.order(self.settings.refresh_batch_size, shuffled=False)
