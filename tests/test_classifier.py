@@ -110,7 +110,7 @@ def test_mistakes_are_named() -> None:
         _small().fit(values, np.where(np.arange(30) % 2, "a", "-1"))
     with pytest.raises(ValueError, match=r"X has the shape \[30, 8, 8\]; give images"):
         _small().fit(np.zeros((30, 8, 8)), labels)
-    with pytest.raises(ValueError, match="image_size = 0: input should be greater"):
+    with pytest.raises(ValueError, match="image_size = 0: give at least"):
         _small(image_size=0).fit(np.zeros((30, 8, 8, 3), np.uint8), labels)
     fitted = _small().fit(values, labels)
     with pytest.raises(ValueError, match="X are images, but the classifier was fitted to feature vectors"):

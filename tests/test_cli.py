@@ -132,7 +132,7 @@ def _refused(result: tuple[int, str, str], *expected: str) -> str:
     [
         (["--set", "epocs=3"], "unknown setting 'epocs' for method 'self-train': did you mean epochs"),
         (["--set", "zzz=3"], "`csda methods self-train --all` lists all settings"),
-        (["--set", "epochs=0"], "epochs = 0: input should be greater than or equal to 1"),
+        (["--set", "epochs=0"], "epochs = 0: give at least 1"),
         (["--set", "epochs=many"], "epochs = 'many'"),
         (["--set", "dropout=1.5"], "dropout = 1.5"),
         (["--set", "lr=nan"], "lr = nan"),

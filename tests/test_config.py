@@ -228,12 +228,12 @@ def test_any_value_is_taken_or_refused_in_a_sentence(where: tuple[str, str, Fiel
 @pytest.mark.parametrize(
     ("chosen", "named"),
     [
-        ({"temperature": -5}, "temperature = -5: input should be 'adaptive' or 'unlabeled', or input should be"),
-        ({"lr_decay_at": (5, -1)}, "lr_decay_at.0 = 5: input should be less than 1; lr_decay_at.1 = -1"),
+        ({"temperature": -5}, "temperature = -5: choose 'adaptive' or 'unlabeled', or give"),
+        ({"lr_decay_at": (5, -1)}, "lr_decay_at.0 = 5: give less than 1; lr_decay_at.1 = -1: give more than 0"),
         ({"lr_decay_at": [0.5, 0.2]}, "lr_decay_at = [0.5, 0.2] is not in increasing order"),
-        ({"capacity": 10**12}, "capacity = 1000000000000: input should be less than or equal to 100000"),
-        ({"threads": 100_000}, "threads = 100000: input should be less than or equal to 1024"),
-        ({"lr": 1e308}, "lr = 1e+308: input should be less than or equal to 100"),
+        ({"capacity": 10**12}, "capacity = 1000000000000: give at most 100000"),
+        ({"threads": 100_000}, "threads = 100000: give at most 1024"),
+        ({"lr": 1e308}, "lr = 1e+308: give at most 100"),
         ({"epochs": 10**5000}, "epochs = a number with too many digits"),
         ({"epochs": True}, "epochs = True is not a value of this setting"),
         ({"layers": [2, 2]}, "layers = [2, 2] has a layer twice"),
@@ -289,7 +289,7 @@ def test_a_file_of_an_older_version_is_read(tmp_path: Path) -> None:
     [
         ("epochs = ", "not a TOML file"),
         ("speed = 3\n", "speed: unknown"),
-        ("epochs = 0\n", "epochs = 0: input"),
+        ("epochs = 0\n", "epochs = 0: give"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(text: str, named: str, tmp_path: Path) -> None:

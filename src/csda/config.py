@@ -346,7 +346,11 @@ def explain_findings(error: ValidationError, *, nested: bool = False) -> str:
         if finding["type"] in _WITHOUT_VALUE:
             findings.setdefault(f"{name}: {_WITHOUT_VALUE[finding['type']]}", []).append("")
             continue
-        words = _IN_OUR_WORDS.get(finding["type"], finding["msg"])
+        own = _IN_OUR_WORDS.get(finding["type"])
+        limits = {
+            key: f"{limit:g}" if isinstance(limit, float) else limit for key, limit in finding.get("ctx", {}).items()
+        }
+        words = finding["msg"] if own is None else own.format(**limits)
         plain = (
             words.removeprefix("Value error,")
             if finding["type"] == "value_error"
@@ -359,7 +363,21 @@ def explain_findings(error: ValidationError, *, nested: bool = False) -> str:
 _KINDS = frozenset({"bool", "int", "float", "str"})
 """pydantic's names of the types that a `Setting` may have."""
 
-_IN_OUR_WORDS = {"tuple_type": "give a list, such as [0.2, 0.5]"}
+_IN_OUR_WORDS = {
+    **dict.fromkeys(("bool_parsing", "bool_type"), "give true or false"),
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "give a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "give a number"),
+    **dict.fromkeys(("list_type", "tuple_type"), "give a list, such as [0.2, 0.5]"),
+    "finite_number": "give a finite number",
+    "string_type": "give a text",
+    "literal_error": "choose {expected}",
+    "greater_than": "give more than {gt}",
+    "greater_than_equal": "give at least {ge}",
+    "less_than": "give less than {lt}",
+    "less_than_equal": "give at most {le}",
+    "too_short": "give at least {min_length} of them",
+}
+"""Messages for pydantic's types of errors. Others keep pydantic's own message."""
 
 _WITHOUT_VALUE = {"missing": "missing", "extra_forbidden": "unknown"}
 

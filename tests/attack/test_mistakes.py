@@ -132,7 +132,7 @@ def test_libtiff_says_nothing_of_its_own(tmp_path: Path, capfd: pytest.CaptureFi
 
 EXPERIMENTS = {
     'title = 3\nlabels = ["1"]\nrows = [{method = "csda", blah = 3}]\n': (
-        "title = 3: input should be a valid string; seeds: missing; rows.0.blah: unknown; correct it"
+        "title = 3: give a text; seeds: missing; rows.0.blah: unknown; correct it"
     ),
     'title = "t"\nlabels = ["1"]\nseeds = [0]\nrows = []\n[splits]\na = {x = [1]}\n': "splits.a.x = [1]: ",
     "title = ": "not a TOML file (",
