@@ -33,6 +33,7 @@ from csda.files import write_csv, write_whole
 from csda.methods import METHODS
 from csda.presets import configure
 from csda.progress import Reporter
+from csda.research.blends import SPLIT, make_blend
 from csda.research.experiments import Experiment, choose_variant, read_experiment
 from csda.research.grid import draw_experiment, write_grid
 from csda.research.launch import Launcher, launch
@@ -235,10 +236,31 @@ def _open_grid(
     else:
         raise DataError(f"{source}: there is no such folder of images; name it with --data")
 
+    if experiment.blends:
+        experiment = _place_blends(experiment, None if about else Path(source), runs / "blends")
+
     def find_contents(split: str, config: RunConfig) -> Contents:
         return finder(config) if about is None else recall_contents(about, split)
 
     return Grid(name, stem, experiment, list_cells(experiment, runs, source, find_contents, overrides, commit), commit)
+
+
+def _place_blends(experiment: Experiment, data: Path | None, folder: Path) -> Experiment:
+    """The experiment with each blend as the data of its split, made in `folder` if the images are at hand."""
+    splits = dict(experiment.splits)
+    for name, blend in experiment.blends.items():
+        place = splits[name]
+        made = folder
+        if data is not None:
+            images = data / str(place["data"])
+            dividing: dict[str, Any] = {key: place[key] for key in ("labels", "split_by", "split_seed") if key in place}
+            if "split" in place:
+                dividing["split"] = str(images / str(place["split"]))
+            config = configure({"method": "baseline", "data": str(images), **dividing})
+            made = make_blend(blend, config, None if blend.strangers is None else data / blend.strangers, folder)
+        kept = {key: value for key, value in place.items() if key not in ("split_by", "split_seed")}
+        splits[name] = kept | {"data": str(made.absolute()), "split": SPLIT}
+    return experiment.model_copy(update={"splits": splits})
 
 
 def _write_grid(

@@ -11,6 +11,7 @@ from csda.config import Setting, Settings, explain_findings, load_toml
 from csda.data import recognise
 from csda.errors import ConfigError
 from csda.files import open_regular
+from csda.research.blends import Blend
 
 HERE = Path(__file__).parent
 
@@ -48,8 +49,9 @@ class Experiment(Settings):
     """The content of a TOML file of this folder.
 
     `splits` are settings by name. A `split` among them is a file or folder inside the data folder. A split may have its
-    own `data`, a folder inside that of `--data`, and number of `labels`. `on` has variants by source; their tables are
-    named after them. `figure` names the picture of these runs; without it the shape of the grid decides.
+    own `data`, a folder inside that of `--data`, and number of `labels`. `blends` change the unlabeled images of splits
+    that have both. `on` has variants by source; their tables are named after them. `figure` names the picture of these
+    runs; without it the shape of the grid decides.
     """
 
     title: str
@@ -59,6 +61,7 @@ class Experiment(Settings):
     labels: list[str] = Field(default_factory=list)
     seeds: list[int]
     splits: dict[str, dict[str, Setting]] = Field({"random": {}}, validate_default=True)
+    blends: dict[str, Blend] = Field(default_factory=dict)
     settings: dict[str, Any] = Field(default_factory=dict)
     figure: Literal["confusion", "temperature", "examples", "epochs"] | None = None
     rows: list[Row]
@@ -78,6 +81,13 @@ class Experiment(Settings):
         for row in self.rows:
             if unknown := set(row.splits or ()) - known:
                 raise ConfigError(f"row {row.name}: no split {', '.join(sorted(unknown))}; correct it, or add it")
+        return self
+
+    @model_validator(mode="after")
+    def _blends_are_of_splits(self) -> Self:
+        for name in self.blends:
+            if not {"data", "labels"} <= self.splits.get(name, {}).keys():
+                raise ConfigError(f"blend {name}: no split of this name has its own data and labels; correct it")
         return self
 
     @property
