@@ -42,3 +42,13 @@ def explained(path: Path) -> Iterator[None]:
         way_on = "then continue, a training with --resume and a grid with the same command"
         remedy = f"free some space, {way_on}" if full else "make it writable, or give another --out"
         raise RunError(f"{path}: {(error.strerror or str(error)).lower()}; {remedy}") from None
+
+
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """A number with its noun, and a verb in the plural: `1 file is`, `2 files are`."""
+    if number == 1:
+        return f"1 {noun} {_OF_ONE[verb]}".rstrip()
+    return f"{number} {noun}s {verb}".rstrip()
+
+
+_OF_ONE = {"": "", "are": "is", "have": "has"}

@@ -48,7 +48,7 @@ def test_one_folder_a_class(tmp_path: Path, make_images: MakeImages) -> None:
         "unlabeled/x.png": None,
         "loose.tif": None,
     }
-    assert dataset.remarks == ("1 files are not images by their names and are left out, nv/notes.doc for one",)
+    assert dataset.remarks == ("left out: 1 file without an image's name, nv/notes.doc for one",)
     assert all(record.path is not None and record.path.is_file() for record in dataset.records)
 
 

@@ -81,7 +81,7 @@ def test_published_lists(labels: int, rows: int, real_data: Path) -> None:
     assert {part: len(records) for part, records in split.parts()} == {
         "labeled": rows, "unlabeled": 10_015 - 4 - 69 - 349 - rows, "val": 69, "test": 349,
     }  # fmt: skip
-    assert dataset.remarks == ("4 images are in no list and are left out",)
+    assert dataset.remarks == ("4 images are in no list and left out",)
     assert split.remarks == (
         "split by image although groups are known: 25 of 68 validation groups and 176 of 330 test groups also occur in "
         "training, 13 in validation and test",
@@ -127,7 +127,7 @@ def test_made_lists(ham: Path) -> None:
     assert sizes(ham, ham / "lists", 20) == {"labeled": 19, "unlabeled": 209, "val": 14, "test": 35}
     assert sizes(ham, ham / "lists", 40) == {"labeled": 40, "unlabeled": 188, "val": 14, "test": 35}
     dataset = load_dataset(ham, split=ham / "lists", labels=20)
-    assert dataset.remarks == ("3 images are in no list and are left out",)
+    assert dataset.remarks == ("3 images are in no list and left out",)
     assert split_dataset(dataset).remarks == (
         "split by image although groups are known: 0 of 7 validation groups and 7 of 21 test groups also occur in "
         "training",

@@ -81,7 +81,7 @@ def test_made_lists(kvasir: Path) -> None:
         "test": 66,
         "train": 44,
     }
-    assert dataset.remarks == ("30 images are in no list and are left out",)
+    assert dataset.remarks == ("30 images are in no list and left out",)
     with pytest.raises(DataError, match="expected two lists"):
         load_dataset(kvasir, split=folds[:1])
 

@@ -75,7 +75,7 @@ def test_official_lists(nih: Path) -> None:
     (nih / "test_list.txt").write_text("00000002_000.png")
     dataset = load_dataset(nih, split=[nih / "train_val_list.txt", nih / "test_list.txt"])
     assert [record.part for record in dataset.records] == ["train", "train", "test"]
-    assert dataset.remarks[-1] == "1 images are in no list and are left out"
+    assert dataset.remarks[-1] == "1 image is in no list and left out"
     (nih / "test_list.txt").write_text("00000001_000.png")
     with pytest.raises(DataError, match=r"test_list.txt, row 1: 00000001_000.png is in both lists"):
         load_dataset(nih, split=[nih / "train_val_list.txt", nih / "test_list.txt"])

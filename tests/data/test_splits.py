@@ -245,7 +245,7 @@ def test_crossing_groups_are_counted() -> None:
         "split by image although groups are known: 0 of 1 validation groups and 1 of 2 test groups also occur in "
         "training",
     )
-    with pytest.raises(DataError, match="1 groups are in two of the source's own parts, p1 for one"):
+    with pytest.raises(DataError, match="1 group is in two of the source's own parts, p1 for one"):
         make_split(dataset, by="group")
 
 
@@ -503,7 +503,7 @@ def test_split_of_a_person_names_some_images_and_labels_others(tmp_path: Path) -
     split = read_split(tmp_path / "split.csv", dataset)
     assert [record.label for record in split.labeled] == [0, 1]
     assert split.truth == {of[1][1]: 1}
-    assert "5 images are in no part of split.csv and are left out" in split.remarks
+    assert "5 images are in no part of split.csv and left out" in split.remarks
 
 
 @settings(deadline=None, max_examples=200)

@@ -73,8 +73,8 @@ def test_a_training_goes_on_with_what_was_decided(reviewed: Run, tmp_path: Path)
     assert run.settings.method_settings == reviewed.settings.method_settings
     (remark,) = [text for text in run.remarks if text.startswith("labels from")]
     assert "3 more images have a label (common 1, label 1, rare 1)" in remark
-    assert "1 labels are changed" in remark
-    assert "1 images are left out as unusable" in remark
+    assert "1 label is changed" in remark
+    assert "1 image is left out as unusable" in remark
     # and on from there, though a label is not the one that the folder says
     _decide(run.folder, Entry(four, "label", "common"))
     third = train(labels_from=run.folder, out=tmp_path / "third", method="baseline")

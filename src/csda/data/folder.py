@@ -17,7 +17,7 @@ from pathlib import Path
 from csda.data.csv_files import JOIN, NONE_PRESENT, Table, clean_names, enter, read_table
 from csda.data.records import Dataset, Label, Part, Record
 from csda.data.tree import ImageTree, scan_images
-from csda.errors import DataError
+from csda.errors import DataError, counted
 
 FLAGS = {"0": False, "0.0": False, "1": True, "1.0": True}
 
@@ -229,4 +229,4 @@ def _remarks(tree: ImageTree) -> tuple[str, ...]:
     strange = [name for name in tree.others if not name.lower().endswith((".csv", ".txt", ".md", ".json"))]
     if not strange:
         return ()
-    return (f"{len(strange)} files are not images by their names and are left out, {strange[0]} for one",)
+    return (f"left out: {counted(len(strange), 'file')} without an image's name, {strange[0]} for one",)

@@ -10,6 +10,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from csda.errors import counted
+
 Label = int | tuple[int, ...]
 """A class index; in a multi-label set the sorted indices of the labels present, `()` if there is none."""
 
@@ -59,7 +61,7 @@ class Dataset:
         """Set the part of each image by id, and leave out images without one."""
         records = tuple(replace(record, part=parts[record.id]) for record in self.records if record.id in parts)
         left_out = len(self.records) - len(records)
-        remarks = (f"{left_out} images are in no list and are left out",) if left_out else ()
+        remarks = (f"{counted(left_out, 'image', 'are')} in no list and left out",) if left_out else ()
         return replace(self, records=records, remarks=self.remarks + remarks)
 
 

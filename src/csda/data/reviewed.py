@@ -12,7 +12,7 @@ from typing import Any
 from csda.data.decisions import Decision, read_decisions
 from csda.data.records import Dataset, Record, Split
 from csda.data.splits import SplitRow, label_text, parse_label, read_rows, read_split
-from csda.errors import DataError, RunError
+from csda.errors import DataError, RunError, counted
 from csda.files import open_regular
 
 REVIEW_FILE = "review.json"
@@ -149,8 +149,8 @@ def _remarks(counts: Counter[str], folder: Path) -> list[str]:
         if name.startswith("labeled ")
     )
     said = [
-        *([f"{counts['labeled']} more images have a label ({by_class})"] if counts["labeled"] else []),
-        *([f"{counts['changed']} labels are changed"] if counts["changed"] else []),
-        *([f"{counts['flagged']} images are left out as unusable"] if counts["flagged"] else []),
+        *([f"{counted(counts['labeled'], 'more image', 'have')} a label ({by_class})"] if counts["labeled"] else []),
+        *([f"{counted(counts['changed'], 'label', 'are')} changed"] if counts["changed"] else []),
+        *([f"{counted(counts['flagged'], 'image', 'are')} left out as unusable"] if counts["flagged"] else []),
     ]
     return [f"labels from the review of {folder}: {', '.join(said) or 'nothing is changed'}"]

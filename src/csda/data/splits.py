@@ -21,7 +21,7 @@ from csda.data.stratification import (
     strata_of,
     units_of,
 )
-from csda.errors import ConfigError, DataError
+from csda.errors import ConfigError, DataError, counted
 
 PARTS: tuple[Part, ...] = ("labeled", "unlabeled", "val", "test")
 FEW_VALIDATION = 30
@@ -225,7 +225,7 @@ def _place(path: Path, rows: Iterable[tuple[int, SplitRow]], dataset: Dataset) -
         if part != "unlabeled" and records[position].label is None:
             raise DataError(f"{where}: {image!r} is in {part} and has no label; give it one or make it unlabeled")
     left_out = len(records) - len(seen)
-    remarks = [f"{left_out} images are in no part of {path.name} and are left out"] if left_out else []
+    remarks = [f"{counted(left_out, 'image', 'are')} in no part of {path.name} and left out"] if left_out else []
     return _assemble(replace(dataset, records=tuple(records)), positions, remarks)
 
 
@@ -317,8 +317,8 @@ def leave_out(split: Split, unreadable: Sequence[tuple[Record, str]], dataset: D
     except DataError as error:
         record, reason = unreadable[0]
         raise DataError(
-            f"{len(gone)} images cannot be read, {record.path or record.id} for one ({reason}), and without them: "
-            f"{error}"
+            f"{counted(len(gone), 'image')} cannot be read, {record.path or record.id} for one ({reason}), and without "
+            f"them: {error}"
         ) from None
     return replace(staying, remarks=(*(remark for remark in split.remarks if remark not in before), *after))
 
@@ -379,8 +379,8 @@ def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]
     crossing = sorted(_crossing(*(_groups(records[position] for position in part) for part in own_parts)))
     if crossing:
         raise DataError(
-            f"{len(crossing)} groups are in two of the source's own parts, {crossing[0]} for one; split by image, or "
-            f"leave the source's parts out"
+            f"{counted(len(crossing), 'group', 'are')} in two of the source's own parts, {crossing[0]} for one; split by "
+            f"image, or leave the source's parts out"
         )
 
 
@@ -393,7 +393,7 @@ def _leave_out_held_groups(records: Sequence[Record], positions: dict[str, list[
         left_out += len(positions[part]) - len(staying)
         positions[part] = staying
     if left_out:
-        remarks.append(f"{left_out} other images of validation or test groups are left out")
+        remarks.append(f"left out: {counted(left_out, 'other image')} of validation or test groups")
 
 
 def _require_enough(dataset: Dataset, pool: list[int], parts: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from csda import metrics
 from csda.environment import describe_environment
+from csda.errors import counted
 from csda.research.experiments import Experiment
 
 COLUMNS = (
@@ -183,7 +184,7 @@ def format_page(
         f"# {experiment.title}",
         "",
         *([experiment.note.strip(), ""] if experiment.note else []),
-        f"Made by `{about['command']}`; {_count(about['runs'], 'run')}, the last of {about['date']}, on "
+        f"Made by `{about['command']}`; {counted(about['runs'], 'run')}, the last of {about['date']}, on "
         f"{'; '.join(about['machine'])}, torch {', '.join(about['torch'])}; the last column has the commits. Test "
         f"figures at the {epoch}, mean ± standard deviation over seeds; differences to "
         f"*{reference}* in points, paired by seed, with 95 % bootstrap intervals, in bold where zero is outside that "
@@ -191,7 +192,7 @@ def format_page(
         "",
     ]
     if missing:
-        lines += [f"**Incomplete: {_count(len(missing), 'run')} of this grid are missing**, listed at the end.", ""]
+        lines += [f"**Incomplete: {counted(len(missing), 'run')} of this grid are missing**, listed at the end.", ""]
     seen = any(run.get("auc_unseen") is not None for run in results)
     if seen:
         lines += [
@@ -392,10 +393,6 @@ def _short(commit: str) -> str:
     """Seven digits of a commit, with a mark if the package had been changed."""
     digits, plus, changed = commit.partition("+")
     return f"{digits[:7]}{plus}{changed}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def describe_making(command: str) -> dict[str, Any]:
