@@ -379,8 +379,8 @@ def _require_groups(records: Sequence[Record], positions: Mapping[str, list[int]
     crossing = sorted(_crossing(*(_groups(records[position] for position in part) for part in own_parts)))
     if crossing:
         raise DataError(
-            f"{counted(len(crossing), 'group', 'are')} in two of the source's own parts, {crossing[0]} for one; split by "
-            f"image, or leave the source's parts out"
+            f"{counted(len(crossing), 'group', 'are')} in two of the source's own parts, {crossing[0]} for one; "
+            f"split by image, or leave the source's parts out"
         )
 
 
