@@ -130,7 +130,8 @@ def _existing(root: Path | None, source: str) -> Path:
     if root is None:
         raise ConfigError(f"the source {source} needs the folder of its images")
     if not root.exists():
-        raise DataError(f"{root}: there is no such folder; correct the path")
+        here = "" if root.is_absolute() else f" in {Path.cwd()}"
+        raise DataError(f"{root}: there is no such folder{here}; correct the path")
     if root.is_file() and (source != "folder" or root.suffix.lower() != ".csv"):
         raise DataError(f"{root} is a file; name the folder with the images, unpacked, or a CSV with their labels")
     return root
