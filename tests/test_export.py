@@ -22,6 +22,7 @@ from csda import export as exporting
 from csda.data.decode import fit_array
 from csda.errors import DataError, RunError
 from csda.export import Classifier, export
+from csda.models.averaged_views import ViewChoice
 from csda.predict import Predictor
 from csda.runs import Run
 from tiny import make_images, train_tiny
@@ -198,10 +199,10 @@ def test_a_program_of_torch_keeps_the_ratio(kept_ratio: Run, photographs: list[P
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-@pytest.mark.parametrize("flips", [False, True])
-def test_all_that_follows_the_network_is_in_the_graph(tiny_run: Run, multi_label: bool, flips: bool) -> None:
+@pytest.mark.parametrize("views", [ViewChoice(), ViewChoice(flips=True), ViewChoice(flips=True, middle=True)])
+def test_all_that_follows_the_network_is_in_the_graph(tiny_run: Run, multi_label: bool, views: ViewChoice) -> None:
     predictor = Predictor(tiny_run, "cpu")
-    predictor.multi_label, predictor.flips = multi_label, flips
+    predictor.multi_label, predictor.views = multi_label, views
     predictor.frequencies = [0.6, 0.3, 0.1] if not multi_label else [0.6, 0.0, 0.1]
     generator = np.random.default_rng(0)
     probs = generator.dirichlet(np.ones(3), 300)

@@ -382,6 +382,7 @@ def test_a_head_does_not_go_on_with_another_network(tiny_images: Path, tmp_path:
         ),
         ({"method": "lsse"}, "method = 'lsse' needs images, not their features; give frozen=false"),
         ({"test_flips": True}, "test_flips mirrors images, but frozen = true has only their features"),
+        ({"test_middle": True}, "test_middle enlarges images, but frozen = true has only features"),
         ({"val": "0", "choose": "best"}, "val = 0 leaves no image to choose the best epoch by; give choose=last, or"),
         ({"frozen": False, "probe_share": 0.5}, "probe_share needs frozen = true"),
         ({"val": "-1"}, "val = '-1': `-1` is not a number of images"),

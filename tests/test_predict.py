@@ -173,7 +173,7 @@ def test_models_that_are_none_are_refused(tiny_run: Run, tmp_path: Path) -> None
     weights, description = run.read_weights()
     half = dict(list(weights.items())[:-2])
     model = json.loads(description["csda"])
-    older_lack = {"sha256", "flips", "calibration", "aspect", "frozen", "feature_stages", "feature_views"}
+    older_lack = {"sha256", "flips", "middle", "calibration", "aspect", "frozen", "feature_stages", "feature_views"}
     required = model.keys() - older_lack
     keyless = [{k: v for k, v in model.items() if k not in (key, "sha256")} for key in required]
     unknown = [{k: v for k, v in model.items() if k != "sha256"} | {"feature_views": "half"}]

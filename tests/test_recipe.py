@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import csda
@@ -18,6 +21,7 @@ from csda.errors import ConfigError
 from csda.methods.base import Recipe, Task
 from csda.methods.baseline import Baseline
 from csda.methods.self_training import SelfTraining, SelfTrainingSettings
+from csda.models.averaged_views import KEPT
 from csda.presets import PICTURES, configure
 from csda.runs import Run
 from tiny import InterruptedReporter, train_tiny
@@ -112,15 +116,18 @@ def test_the_head_learns_faster() -> None:
     assert (1.0 - body.item(), 1.0 - head.item()) == pytest.approx((0.01, 0.05), rel=1e-3)
 
 
-def test_a_zoomed_view_has_the_size_that_was_drawn() -> None:
+@pytest.mark.parametrize(
+    ("reach", "scales"), [({"zoom": 1.5}, (1.5, 1 / 1.5)), ({"zoom": 1.1, "enlarge": 1.8}, (1.1, 1 / 1.1 / 1.8))]
+)
+def test_a_zoomed_view_has_the_size_that_was_drawn(reach: dict[str, float], scales: tuple[float, float]) -> None:
     pixels = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
     pixels[:, 24:40, 24:40] = 200
     draws = torch.zeros(1, 12)
-    for draw in (1.0, -1.0):
+    for draw, scale in zip((1.0, -1.0), scales, strict=True):
         draws[0, 5] = draw
-        view = Augmentation(0.0, 0.0, zoom=1.5).weak_view(Selection(pixels), draws)
+        view = Augmentation(0.0, 0.0, **reach).weak_view(Selection(pixels), draws)
         area = (view[0, 0] > 0.4).sum().item()
-        assert area == pytest.approx((16 * 1.5**-draw) ** 2, rel=0.15)
+        assert area == pytest.approx((16 / scale) ** 2, rel=0.15)
 
 
 def test_a_mild_change_of_color_is_what_was_drawn() -> None:
@@ -176,6 +183,32 @@ def test_flips_are_the_mean_over_four_images_and_predict_does_the_same(tiny_imag
     ids = [row.id for row in run.split if row.split == "test"]
     again = predictor.predict([tiny_images / name for name in ids], calibrated=False)
     np.testing.assert_allclose(again, run.predictions.part("test")[0], atol=1e-5)
+
+
+def test_the_middle_is_averaged_in_and_predict_does_the_same(tiny_images: Path, tmp_path: Path) -> None:
+    """The oracle enlarges with Pillow, which rounds to whole grey levels."""
+    settings: dict[str, Any] = {"method": "baseline", "choose": "last", "labels": "40", "lr": 0.1}
+    settings |= {"epochs": 10, "steps_per_epoch": 8}
+    plain = train_tiny(tiny_images, tmp_path / "plain", **settings)
+    both = train_tiny(tiny_images, tmp_path / "both", test_middle=True, **settings)
+    weights = [load_file(run.folder / "model.safetensors") for run in (plain, both)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    kept = round(KEPT * 32)
+    edge = (32 - kept) // 2
+    # Outside the colour of one class, in the middle that of another.
+    pixels = np.full((32, 32, 3), (150, 90, 90), np.uint8)
+    pixels[edge : edge + kept, edge : edge + kept] = 90, 90, 150
+    image = Image.fromarray(pixels)
+    middle = image.resize((32, 32), Image.Resampling.BILINEAR, box=(edge, edge, edge + kept, edge + kept))
+    alone, averaged = csda.load(plain.folder), csda.load(both.folder)
+    whole, inner = alone.predict([np.asarray(image), np.asarray(middle)], calibrated=False)
+    np.testing.assert_allclose(
+        averaged.predict(np.asarray(image), calibrated=False), (whole + inner)[None] / 2, atol=1e-3
+    )
+    assert np.abs(whole - inner).max() > 1e-2
+    ids = [row.id for row in both.split if row.split == "test"]
+    again = averaged.predict([tiny_images / name for name in ids], calibrated=False)
+    np.testing.assert_allclose(again, both.predictions.part("test")[0], atol=1e-5)
 
 
 def test_the_kind_of_picture_comes_from_the_source_or_is_given(tmp_path: Path) -> None:

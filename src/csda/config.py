@@ -186,6 +186,9 @@ class RunConfig(Settings):
     )
     flip: Annotated[bool, DETAIL] = Field(False, description="mirror images at random, left to right and top to bottom")
     zoom: Annotated[float, DETAIL] = Field(1.0, ge=1, le=4, description="largest zoom factor")
+    enlarge: Annotated[float, DETAIL] = Field(
+        1.0, ge=1, le=4, description="largest further factor of enlarging the middle of training images"
+    )
     border: Annotated[Literal["zeros", "reflection"], DETAIL] = Field(
         "zeros", description="how pixels from outside of a moved image are filled"
     )
@@ -214,6 +217,9 @@ class RunConfig(Settings):
     )
     test_flips: Annotated[bool, DETAIL] = Field(
         False, description="average predictions over mirrored copies of each image"
+    )
+    test_middle: Annotated[bool, DETAIL] = Field(
+        False, description="average predictions over each image and its enlarged middle"
     )
 
     prior_correction: Annotated[Literal["none", "labeled"], DETAIL] = Field(

@@ -17,7 +17,7 @@ from csda.data.loader import ImagePool, Parts
 from csda.data.prepared import PreparedData
 from csda.data.records import encode_labels
 from csda.data.splits import label_text
-from csda.models.feature_encoder import mirror
+from csda.models.averaged_views import PLAIN, ViewChoice
 from csda.models.two_stream import TwoStream, probabilities
 
 Floats = npt.NDArray[np.float32]
@@ -47,7 +47,7 @@ class Evaluator:
         data: the set and its split.
         batch_size: number of images per batch.
         prior_correction: whether to divide probabilities by the labeled class frequencies before scoring.
-        flips: whether to average predictions over mirrored images.
+        views: the views of an image that its prediction is the mean over.
 
     Attributes:
         balanced: whether training already left class frequencies out of predictions, so there is nothing to divide by.
@@ -59,12 +59,12 @@ class Evaluator:
         batch_size: int,
         *,
         prior_correction: bool,
-        flips: bool = False,
+        views: ViewChoice = PLAIN,
     ) -> None:
         self.classes, self.multi_label = data.dataset.classes, data.dataset.multi_label
         self.split = data.split
         self.batch_size = batch_size
-        self.prior_correction, self.flips = prior_correction, flips
+        self.prior_correction, self.views = prior_correction, views
         self.balanced = False
         labeled = data.encode(self.split.labeled)
         counts = labeled.sum(0) if self.multi_label else np.bincount(labeled, minlength=len(self.classes))
@@ -76,7 +76,7 @@ class Evaluator:
 
     def predict(self, model: TwoStream, pool: ImagePool) -> Floats:
         """Probabilities [N, n] of the student for every image of a pool, with prior correction if it is set."""
-        probs = predict_pool(model, pool, self.batch_size, multi_label=self.multi_label, flips=self.flips)
+        probs = predict_pool(model, pool, self.batch_size, multi_label=self.multi_label, views=self.views)
         return self._corrected(probs).astype(np.float32) if self.prior_correction else probs
 
     def evaluate(
@@ -147,19 +147,18 @@ class Evaluator:
 
 
 def predict_pool(
-    model: TwoStream, pool: ImagePool, batch_size: int, *, multi_label: bool, flips: bool = False
+    model: TwoStream, pool: ImagePool, batch_size: int, *, multi_label: bool, views: ViewChoice = PLAIN
 ) -> Floats:
-    """The student's probabilities [N, n] for every image of a pool; `flips` averages over mirror images, too."""
+    """The student's probabilities [N, n] for every image of a pool, the mean over its `views`."""
     if not len(pool):
         return np.empty((0, model.num_outputs), dtype=np.float32)
 
-    return _over(model, pool, batch_size, lambda images: (predict_images(model, images, multi_label, flips),))[0]
+    return _over(model, pool, batch_size, lambda images: (predict_images(model, images, multi_label, views),))[0]
 
 
-def predict_images(model: nn.Module, images: Tensor, multi_label: bool, flips: bool) -> Tensor:
-    """Probabilities [B, n] of a network; with `flips` the mean over each image and its three mirror images."""
-    views = [images, *mirror(images)] if flips else [images]
-    return torch.stack([probabilities(model(view), multi_label) for view in views]).mean(dim=0)
+def predict_images(model: nn.Module, images: Tensor, multi_label: bool, views: ViewChoice) -> Tensor:
+    """Probabilities [B, n] of a network, the mean over `views` of each image."""
+    return torch.stack([probabilities(model(view), multi_label) for view in views.take(images)]).mean(dim=0)
 
 
 def guess_pool(

@@ -66,7 +66,7 @@ class Classifier(nn.Module):
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
         self.student, self.head = predictor.model.student, predictor.model.head
-        self.multi_label, self.flips = predictor.multi_label, predictor.flips
+        self.multi_label, self.views = predictor.multi_label, predictor.views
         fitted = predictor.calibration
         self.temperature = 1.0 if fitted is None else fitted.temperature
         self.corrects = predictor.frequencies is not None
@@ -76,7 +76,7 @@ class Classifier(nn.Module):
         self.register_buffer("frequencies", frequencies)
 
     def forward(self, images: Tensor) -> Tensor:
-        probs = predict_images(nn.Sequential(self.student, self.head), images, self.multi_label, self.flips)
+        probs = predict_images(nn.Sequential(self.student, self.head), images, self.multi_label, self.views)
         if self.multi_label:
             logits = probs.clamp_min(SMALLEST).log() - (1 - probs).clamp_min(SMALLEST).log()
             if self.corrects:

@@ -25,6 +25,7 @@ from csda.data.store import available_cores
 from csda.engine import choose_device
 from csda.errors import ConfigError, DataError, RunError
 from csda.evaluate import Floats, predict_images
+from csda.models.averaged_views import ViewChoice
 from csda.models.backbones import VECTORS
 from csda.models.feature_encoder import build_body
 from csda.models.two_stream import TwoStream
@@ -85,7 +86,7 @@ class Predictor:
             self.channels: int = model["channels"]
             self.digest: str | None = model.get("sha256")
             self.frequencies: list[float] | None = model["class_frequencies"]
-            self.flips: bool = model.get("flips", False)
+            self.views = ViewChoice(model.get("flips", False), model.get("middle", False))
             self.aspect: Aspect = model.get("aspect", "squash")
             frozen: bool = model.get("frozen", False)
             fitted = model.get("calibration")
@@ -274,8 +275,9 @@ class Predictor:
             images = images.pin_memory().to(self.device, non_blocking=True)
         if not len(images):
             return torch.empty((0, len(self.classes)))
-        views = plain(images) if self.width is None else images
-        return predict_images(self.model, views, self.multi_label, self.flips or tta)
+        values = plain(images) if self.width is None else images
+        views = self.views._replace(flips=self.views.flips or tta)
+        return predict_images(self.model, values, self.multi_label, views)
 
     def _finish(self, computed: Tensor, calibrated: bool) -> Floats:
         probs = computed.float().cpu().numpy()

@@ -297,6 +297,8 @@ def _require_head(config: RunConfig, entry: Entry) -> None:
         raise ConfigError(f"method = {config.method!r} needs images, not their features; give frozen=false")
     if config.test_flips:
         raise ConfigError("test_flips mirrors images, but frozen = true has only their features; leave one out")
+    if config.test_middle:
+        raise ConfigError("test_middle enlarges images, but frozen = true has only features; give feature_views=zoomed")
 
 
 def _default_preset(chosen: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ from csda.features import Features
 from csda.losses import ramp
 from csda.methods import METHODS, build_method
 from csda.methods.base import Recipe, StepOutput, Task
+from csda.models.averaged_views import ViewChoice
 from csda.models.backbones import build_encoder
 from csda.models.encoder import Encoder
 from csda.models.feature_encoder import Standardize, build_body, feature_encoder, fold
@@ -100,7 +101,15 @@ class Trainer:
         self._open_engine()
         if features is None:
             augmentation = self.engine.views(
-                Augmentation(config.rotation, config.translation, config.flip, config.zoom, config.border, config.color)
+                Augmentation(
+                    config.rotation,
+                    config.translation,
+                    config.flip,
+                    config.zoom,
+                    config.enlarge,
+                    config.border,
+                    config.color,
+                )
             )
             self.parts = open_parts(
                 dataset, data.pixels, split, augmentation, self.generator, config.resident_share, streaming()
@@ -111,7 +120,7 @@ class Trainer:
             data,
             config.eval_batch_size,
             prior_correction=config.prior_correction == "labeled",
-            flips=config.test_flips,
+            views=ViewChoice(config.test_flips, config.test_middle),
         )
         self._check_parts()
         channels, classes = data.pixels.shape[-1], len(dataset.classes)
@@ -449,6 +458,7 @@ class Trainer:
             "feature_stages": self.config.feature_stages,
             "feature_views": self.config.feature_views,
             "flips": self.config.test_flips,
+            "middle": self.config.test_middle,
             "class_frequencies": self.evaluator.frequencies.tolist() if self.evaluator.prior_correction else None,
             **(more or {}),
         }

@@ -67,6 +67,7 @@ class Augmentation:
         translation: largest shift, as a share of the image.
         flip: whether images are mirrored at random, left to right and top to bottom.
         zoom: largest factor of enlarging or shrinking.
+        enlarge: largest further factor of enlarging.
         border: pixels beyond the border: zeros, or the reflected image.
         color: largest relative change of brightness, contrast and saturation, and twice that of the tint.
     """
@@ -75,13 +76,14 @@ class Augmentation:
     translation: float = 0.1
     flip: bool = False
     zoom: float = 1.0
+    enlarge: float = 1.0
     border: Literal["zeros", "reflection"] = "zeros"
     color: float = 0.0
 
     @property
     def as_in_the_paper(self) -> bool:
         """Whether a weak view is only moved, rotated and mirrored, with zeros outside."""
-        return self.zoom == 1.0 and self.color == 0.0 and self.border == "zeros"
+        return self.zoom == self.enlarge == 1.0 and self.color == 0.0 and self.border == "zeros"
 
     def weak(self, images: Selection, generator: torch.Generator) -> Tensor:
         """A weak view: the paper's augmentation with the additions of the settings."""
@@ -106,7 +108,7 @@ class Augmentation:
         return math.radians(max(30.0, self.rotation)), 2.0 * max(0.2, self.translation)
 
     def weak_view(self, images: Selection, draws: Tensor) -> Tensor:
-        views = self._warp(images, draws, *self.weak_reach, self.zoom)
+        views = self._warp(images, draws, *self.weak_reach, self.zoom, self.enlarge)
         if self.color:
             brightness, contrast, saturation = (1.0 + self.color * draws[:, 6:9]).unbind(1)
             views = _recolor(views, brightness, contrast, saturation, 1.0 + self.color / 2.0 * draws[:, 9:12])
@@ -120,11 +122,21 @@ class Augmentation:
         views = _recolor(views, *strength.scatter(1, left_out[:, None], 1.0).unbind(1))
         return _cut_out(views, centre=draws[:, 9:11], side=0.25 * (draws[:, 11] + 1.0))
 
-    def _warp(self, images: Selection, draws: Tensor, rotation: float, translation: float, zoom: float = 1.0) -> Tensor:
+    def _warp(
+        self,
+        images: Selection,
+        draws: Tensor,
+        rotation: float,
+        translation: float,
+        zoom: float = 1.0,
+        enlarge: float = 1.0,
+    ) -> Tensor:
         angle, shift = draws[:, 0] * rotation, draws[:, 1:3] * translation
         mirror = torch.where(draws[:, 3:5] < 0.0, -1.0, 1.0) if self.flip else torch.ones_like(shift)
-        if zoom > 1.0:
-            mirror = mirror * torch.exp(draws[:, 5:6] * math.log(zoom))
+        if zoom * enlarge > 1.0:
+            # The logarithm of the scale is uniform from −log(zoom · enlarge) to log(zoom); a scale below 1 enlarges.
+            further = math.log(enlarge) / 2.0
+            mirror = mirror * torch.exp(draws[:, 5:6] * (math.log(zoom) + further) - further)
         return _warp(plain(images.pixels()), angle, shift, mirror, self.border)
 
 

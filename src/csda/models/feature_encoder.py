@@ -7,17 +7,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from csda.models.averaged_views import enlarge_middle, mirror
 from csda.models.backbones import build_encoder
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
 from csda.models.mobilenet import Layer
 
 Views = Literal["plain", "zoomed", "mirrored"]
-
-KEPT = 0.64
-"""Share of the width and height that the view of the middle shows."""
 
 
 class StageFeatures(Encoder):
@@ -58,20 +55,6 @@ class MeanOfViews(Encoder):
         others = [enlarge_middle(values)] if self.views == "zoomed" else mirror(values)
         # The plain view comes last, because Grad-CAM shows the last feature map that it finds.
         return torch.stack([self[0](view) for view in (*others, values)]).mean(dim=0)
-
-
-def enlarge_middle(images: Tensor) -> Tensor:
-    """The middle of images [B, C, H, W], as large as the images."""
-    height, width = images.shape[2:]
-    rows, columns = round(KEPT * height), round(KEPT * width)
-    top, left = (height - rows) // 2, (width - columns) // 2
-    middle = images[:, :, top : top + rows, left : left + columns]
-    return F.interpolate(middle, size=(height, width), mode="bilinear", align_corners=False)
-
-
-def mirror(images: Tensor) -> list[Tensor]:
-    """The three mirror images of images [B, C, H, W]: left and right, top and bottom, and both exchanged."""
-    return [images.flip(axes) for axes in ((3,), (2,), (2, 3))]
 
 
 def build_body(

@@ -20,6 +20,7 @@ from csda.data.tree import walk_images
 from csda.engine import backends, choose_device
 from csda.errors import DataError
 from csda.evaluate import predict_images
+from csda.models.averaged_views import PLAIN
 from csda.models.backbones import build_encoder
 from csda.models.two_stream import TwoStream
 from csda.predict import Predictor
@@ -52,7 +53,7 @@ def bench_predict(
         def bare() -> None:
             with torch.inference_mode():
                 for start in range(0, images, BATCH):
-                    predict_images(predictor.model, plain(resident[start : start + BATCH]), False, False)
+                    predict_images(predictor.model, plain(resident[start : start + BATCH]), False, PLAIN)
 
         def decode() -> None:
             for _ in predictor.decode(files, BATCH, jobs):
