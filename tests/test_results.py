@@ -25,7 +25,7 @@ from csda.progress import Reporter
 from csda.research.estimators import summarise
 from csda.research.experiments import HERE, Experiment, read_experiment
 from csda.research.ledger import ContentFinder, agree, read_recorded, recall_contents
-from csda.research.reproduce import list_cells, reproduce
+from csda.research.reproduce import list_cells, place_blends, reproduce
 from csda.research.summary import list_columns
 from csda.review.ordering import DEFAULTS
 
@@ -253,6 +253,7 @@ def _open(name: str) -> tuple[Experiment, dict[str, Any]]:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_line_stands_for_a_run_of_its_experiment(name: str, tmp_path: Path) -> None:
     experiment, about = _open(name)
+    experiment = place_blends(experiment, None, tmp_path)
     cells = list_cells(experiment, tmp_path, experiment.data, lambda split, config: recall_contents(about, split))
     lines = [one for one in read_recorded(RESULTS) if one.table == name]
     assert len(lines) == len(_read(f"{name}/runs.csv")) == about["runs"]
@@ -269,8 +270,10 @@ def finder() -> ContentFinder:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_are_of_the_images_that_there_are(name: str, finder: ContentFinder) -> None:
+def test_tables_are_of_the_images_that_there_are(name: str, finder: ContentFinder, tmp_path: Path) -> None:
     experiment, about = _open(name)
+    if experiment.blends:
+        experiment = place_blends(experiment, _real_data(), tmp_path)
     data = (re.findall(r"--data (\S+)", about["command"]) or ["synthetic"])[0]
     source = data if data == "synthetic" else str(_real_data() / data)
     for split, where in experiment.splits.items():

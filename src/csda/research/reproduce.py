@@ -237,7 +237,7 @@ def _open_grid(
         raise DataError(f"{source}: there is no such folder of images; name it with --data")
 
     if experiment.blends:
-        experiment = _place_blends(experiment, None if about else Path(source), runs / "blends")
+        experiment = place_blends(experiment, None if about else Path(source), runs / "blends")
 
     def find_contents(split: str, config: RunConfig) -> Contents:
         return finder(config) if about is None else recall_contents(about, split)
@@ -245,7 +245,7 @@ def _open_grid(
     return Grid(name, stem, experiment, list_cells(experiment, runs, source, find_contents, overrides, commit), commit)
 
 
-def _place_blends(experiment: Experiment, data: Path | None, folder: Path) -> Experiment:
+def place_blends(experiment: Experiment, data: Path | None, folder: Path) -> Experiment:
     """The experiment with each blend as the data of its split, made in `folder` if the images are at hand."""
     splits = dict(experiment.splits)
     for name, blend in experiment.blends.items():
