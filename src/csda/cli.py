@@ -282,7 +282,7 @@ def review(
         typer.Option(help="Compute features, for neighbours, diversity and suspicious labels."),
     ] = True,
 ) -> None:
-    """Serve a page to review and label images. Unsure ones come first."""
+    """Serve a page to review and label images. Those that tell most about all others come first."""
     _require_packages("review", "fastapi", "uvicorn")
     from csda.review.advisor import Advisor
     from csda.review.server import serve
