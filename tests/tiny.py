@@ -53,6 +53,18 @@ def small(image_size: int, channels: int, dropout: float) -> Encoder:
     return Encoder(Block(channels, 8), Block(8, 8), nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten()), width=32)
 
 
+SMALL_GRID = """
+[settings]
+tensorboard = false
+epochs = 2
+warm_up_epochs = 1
+steps_per_epoch = 2
+batch_size = 8
+unlabeled_batch_size = 8
+"""
+"""Settings for the file of a grid."""
+
+
 def make_images(folder: Path) -> Path:
     """One folder a class; the classes differ in colour, and overlap."""
     generator = np.random.default_rng(0)

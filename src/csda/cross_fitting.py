@@ -29,7 +29,6 @@ from csda.evaluate import predict_pool
 from csda.features import digest_weights
 from csda.folders import default_cache
 from csda.methods.base import CrossFit
-from csda.models.averaged_views import ViewChoice
 from csda.models.weights import read_weights
 from csda.probe import assign_folds, limit_threads
 from csda.progress import Reporter
@@ -247,8 +246,9 @@ def _predict(trainer: Trainer, body: Trainer, pool: ImagePool) -> Floats:
     """Predictions of the network of a fold, for the class frequencies of all labeled images."""
     config, multi_label = body.config, body.task.multi_label
     with body.engine.arithmetic():
-        views = ViewChoice(config.test_flips, config.test_middle)
-        probs = predict_pool(body.predicting, pool, config.eval_batch_size, multi_label=multi_label, views=views)
+        probs = predict_pool(
+            body.predicting, pool, config.eval_batch_size, multi_label=multi_label, views=body.evaluator.views
+        )
     scores = torch.from_numpy(probs).clamp(1e-7, 1.0 - 1e-7)
     logits = torch.logit(scores) if multi_label else scores.log()
     return trainer.method.probabilities(logits.to(trainer.device)).double().cpu().numpy()

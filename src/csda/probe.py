@@ -26,6 +26,7 @@ STRENGTHS: tuple[float, ...] = tuple(10.0 ** (power / 2) for power in range(-10,
 
 PATIENCE = 2
 """How many larger values of C are tried after the best one. The largest take most of the time."""
+
 FOLDS = 5
 MANY_VALUES = 4_000_000
 """Size of a feature matrix from which on a second thread is faster."""

@@ -19,20 +19,16 @@ from csda.presets import configure
 from csda.progress import Reporter
 from csda.research import reproduce
 from csda.research.blends import SPLIT, Blend, make_blend
+from tiny import SMALL_GRID
 
-GRID = """
+GRID = (
+    """
 title = "Blends"
 preset = "quick"
 seeds = [0]
-
-[settings]
-tensorboard = false
-epochs = 2
-warm_up_epochs = 1
-steps_per_epoch = 2
-batch_size = 8
-unlabeled_batch_size = 8
-
+"""
+    + SMALL_GRID
+    + """
 [splits.plain]
 data = "own"
 labels = "15"
@@ -53,6 +49,7 @@ method = "baseline"
 [[rows]]
 method = "self-train"
 """
+)
 
 
 def _config(images: Path, **more: Any) -> RunConfig:

@@ -25,21 +25,17 @@ from csda.research import reproduce
 from csda.research.experiments import HERE, choose_variant, read_experiment
 from csda.research.summary import COLUMNS
 from csda.runs import Run
+from tiny import SMALL_GRID
 
-EXPERIMENT = """
+EXPERIMENT = (
+    """
 title = "A small grid"
 labels = ["21"]
 seeds = [0, 1]
 preset = "quick"
-
-[settings]
-tensorboard = false
-epochs = 2
-warm_up_epochs = 1
-steps_per_epoch = 2
-batch_size = 8
-unlabeled_batch_size = 8
-
+"""
+    + SMALL_GRID
+    + """
 [[rows]]
 method = "baseline"
 paper = { 21 = [0.5, 0.25] }
@@ -49,6 +45,7 @@ method = "csda"
 title = "csda, short queue"
 settings = { capacity = 8 }
 """
+)
 
 
 class Notes(Reporter):

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from csda.models.averaged_views import enlarge_middle, mirror
+from csda.models.averaged_views import ViewChoice
 from csda.models.backbones import build_encoder
 from csda.models.dropout import Dropout
 from csda.models.encoder import Encoder
@@ -48,13 +48,13 @@ class MeanOfViews(Encoder):
         if views not in ("zoomed", "mirrored"):
             raise ValueError(f"views = {views!r}; give zoomed or mirrored")
         super().__init__(encoder, width=encoder.width)
-        self.views = views
+        self.choice = ViewChoice(flips=views == "mirrored", middle=views == "zoomed")
 
     def forward(self, *images: Tensor) -> Tensor:
         values = images[0] if len(images) == 1 else torch.cat(images)
-        others = [enlarge_middle(values)] if self.views == "zoomed" else mirror(values)
+        image, *others = self.choice.take(values)
         # The plain view comes last, because Grad-CAM shows the last feature map that it finds.
-        return torch.stack([self[0](view) for view in (*others, values)]).mean(dim=0)
+        return torch.stack([self[0](view) for view in (*others, image)]).mean(dim=0)
 
 
 def build_body(

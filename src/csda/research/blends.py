@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import Field
 
 from csda.config import RunConfig, Settings
 from csda.data import load_dataset
+from csda.data.cache import digest
 from csda.data.prepared import load_configured, split_configured
 from csda.data.records import Dataset, Record, Split
 from csda.data.splits import PARTS, SplitRow, label_text
@@ -49,7 +49,7 @@ def make_blend(blend: Blend, config: RunConfig, strangers: Path | None, folder: 
     others = () if strangers is None else load_dataset(strangers).records
     names = [(record.id, part) for part, records in split.parts() for record in records]
     described = repr((blend, names, [record.id for record in others], str(dataset.root), str(strangers)))
-    made = folder / hashlib.sha256(described.encode()).hexdigest()[:12]
+    made = folder / digest(described.encode()).hex()
     if made.is_dir():
         return made
     with explained(folder):

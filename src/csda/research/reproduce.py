@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from csda.config import RunConfig
+from csda.config import RunConfig, Setting
 from csda.environment import source_commit
 from csda.errors import CsdaError, DataError, RunError
 from csda.files import write_csv, write_whole
@@ -100,6 +100,9 @@ class Cell:
         return configure(chosen | ({"preset": self.preset} if self.preset else {}) | dict(self.settings))
 
 
+DIVIDING = ("split", "split_by", "split_seed")
+"""Settings that divide a data set, together with the number of labels."""
+
 FindContents = Callable[[str, RunConfig], Contents]
 """The digests of the data of each split, by name."""
 
@@ -121,10 +124,8 @@ def list_cells(
     """
     cells = []
     for row, labels, split in experiment.places:
-        place = {name: value for name, value in experiment.splits[split].items() if name != "labels"}
-        images = str(Path(data) / str(place.pop("data"))) if "data" in place else data
-        if "split" in place:
-            place["split"] = str(Path(images) / str(place["split"]))
+        images, place = _find_place(experiment.splits[split], data)
+        place.pop("labels", None)
         # Reports of hundreds of runs are not needed.
         unseen = {"thumbnails": False}
         settings = {**unseen, **experiment.settings, **row.settings, **place, **(overrides or {})}
@@ -136,6 +137,15 @@ def list_cells(
             folder = locate(runs, split, config, contents, commit)
             cells.append(replace(cell, folder=folder, identity=identify(config, contents)))
     return cells
+
+
+def _find_place(place: Mapping[str, Setting], data: str) -> tuple[str, dict[str, Setting]]:
+    """The folder of a split's images, and its other settings with the path of its lists."""
+    settings = dict(place)
+    images = str(Path(data) / str(settings.pop("data"))) if "data" in settings else data
+    if "split" in settings:
+        settings["split"] = str(Path(images) / str(settings["split"]))
+    return images, settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +246,7 @@ def _open_grid(
     else:
         raise DataError(f"{source}: there is no such folder of images; name it with --data")
 
-    if experiment.blends:
-        experiment = place_blends(experiment, None if about else Path(source), runs / "blends")
+    experiment = place_blends(experiment, None if about else Path(source), runs / "blends")
 
     def find_contents(split: str, config: RunConfig) -> Contents:
         return finder(config) if about is None else recall_contents(about, split)
@@ -252,13 +261,11 @@ def place_blends(experiment: Experiment, data: Path | None, folder: Path) -> Exp
         place = splits[name]
         made = folder
         if data is not None:
-            images = data / str(place["data"])
-            dividing: dict[str, Any] = {key: place[key] for key in ("labels", "split_by", "split_seed") if key in place}
-            if "split" in place:
-                dividing["split"] = str(images / str(place["split"]))
-            config = configure({"method": "baseline", "data": str(images), **dividing})
+            images, settings = _find_place(place, str(data))
+            dividing = {key: settings[key] for key in ("labels", *DIVIDING) if key in settings}
+            config = configure({"method": "baseline", "data": images, **dividing})
             made = make_blend(blend, config, None if blend.strangers is None else data / blend.strangers, folder)
-        kept = {key: value for key, value in place.items() if key not in ("split_by", "split_seed")}
+        kept = {key: value for key, value in place.items() if key not in DIVIDING}
         splits[name] = kept | {"data": str(made.absolute()), "split": SPLIT}
     return experiment.model_copy(update={"splits": splits})
 
