@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
-from csda.data.decode import MAX_PIXELS, read_header, read_image, unremarked
+from csda.data.decode import MAX_PIXELS, read_header, read_image, read_levels, read_picture, unremarked
 from csda.errors import DataError
 
 RAMP = np.linspace(0, 255, 32).astype(np.uint8)
@@ -281,6 +281,26 @@ def test_dicom_window_after_rescale(tmp_path: Path, function: str) -> None:
         "SIGMOID": 1 / (1 + np.exp(-4 * (values - 40) / 400)),
     }[function]
     assert np.abs(read_image(path, 32, 1)[0, :, 0] - 255 * expected).max() <= 1
+
+
+def test_a_window_on_dicom_begins_at_that_of_the_file(tmp_path: Path) -> None:
+    rescaled = {"RescaleSlope": 1, "RescaleIntercept": -1024}
+    path = dicom(tmp_path / "a.dcm", HOUNSFIELD, **rescaled, WindowCenter=40, WindowWidth=400)
+    limits, window = read_levels(path) or (None, None)
+    assert limits == (-1024, 1024)
+    assert window == (40 - 0.5 - 399 / 2, 40 - 0.5 + 399 / 2)
+    values = HOUNSFIELD[0].astype(float) - 1024
+    for chosen in (window, (-200, 300)):
+        assert chosen is not None
+        expected = np.clip((values - chosen[0]) / (chosen[1] - chosen[0]), 0, 1)
+        shown = np.asarray(read_picture(path, 32, chosen).convert("L"))[0]
+        assert np.abs(shown - 255 * expected).max() <= 1
+    # A window beyond the values of the file widens the limits, and without one it is all values.
+    wide = dicom(tmp_path / "b.dcm", HOUNSFIELD, **rescaled, WindowCenter=0, WindowWidth=6001)
+    assert read_levels(wide) == ((-3000.5, 2999.5), (-3000.5, 2999.5))
+    plain = dicom(tmp_path / "c.dcm", HOUNSFIELD, **rescaled)
+    assert read_levels(plain) == ((-1024, 1024), (-1024, 1024))
+    assert read_levels(dicom(tmp_path / "d.dcm", COLOR)) is None
 
 
 def test_dicom_in_colour_and_without_a_suffix(tmp_path: Path) -> None:
